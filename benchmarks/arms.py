@@ -30,7 +30,7 @@ from sonoro.core.types import AudioChunk, Failed, Finished
 from sonoro.engine.engine import Engine
 from sonoro.models import registry
 from sonoro.models.base import LoadedModel
-from sonoro.models.codec_choice import dtype_name
+from sonoro.models.shared.codec_choice import dtype_name
 from sonoro.ops.dispatch import references_alone
 from sonoro.profile.report import Report
 from sonoro.profile.requests import speech_request

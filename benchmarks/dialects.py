@@ -36,7 +36,7 @@ from typing import Any
 import httpx
 from websockets.asyncio.client import ClientConnection, connect
 
-from sonoro.core.machine import commit_of_checkout, processor, rounded
+from sonoro.bench.machine import commit_of_checkout, processor, rounded
 
 GUARD_S = 120.0
 TEXT = "The birch canoe slid on the smooth planks, and the boats came home before the rain did."

@@ -34,7 +34,7 @@ import httpx
 from websockets.asyncio.client import connect
 from websockets.exceptions import WebSocketException
 
-from sonoro.core.machine import commit_of_checkout, processor
+from sonoro.bench.machine import commit_of_checkout, processor
 
 GUARD_S = 240.0
 SETTLED_S = 180.0

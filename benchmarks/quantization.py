@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 from sonoro import TTS
+from sonoro.bench.machine import commit_of_checkout
 from sonoro.core.config import EngineConfig
-from sonoro.core.machine import commit_of_checkout
 from sonoro.models import registry
 from sonoro.models.base import Capacity, Pages
 from sonoro.nn.linear import Linear

@@ -19,10 +19,10 @@ import numpy as np
 
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError
-from sonoro.engine.live_text import Segment
 from sonoro.engine.request import Playback, Progress, RunningRequest
 from sonoro.engine.scheduler import Plan, Scheduler
 from sonoro.runtime.slots import PagePool
+from sonoro.text.live_feed import Segment
 
 __all__ = ["Load", "Outcome", "Times", "simulate"]
 

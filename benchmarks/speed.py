@@ -35,7 +35,7 @@ from sonoro.core.types import AudioChunk, Event, Failed
 from sonoro.engine.engine import Engine
 from sonoro.models import registry
 from sonoro.models.base import Capacity, LoadedModel, Pages, TextPromptModel
-from sonoro.models.codec_choice import dtype_name
+from sonoro.models.shared.codec_choice import dtype_name
 from sonoro.nn.linear import Linear
 from sonoro.profile.engine import Listener
 from sonoro.profile.report import Report

@@ -29,8 +29,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from sonoro.core import report
-from sonoro.core.machine import processor, usable_cores
+from sonoro.bench import results as report
+from sonoro.bench.machine import processor
+from sonoro.core.config import usable_cores
 
 SONORO = (sys.executable, "-m", "sonoro")
 ARMS = ("compile", "empty", "full", "compiled")

@@ -33,12 +33,12 @@ import torch
 import triton
 import triton.language as tl
 
-from sonoro.core.config import QUANTIZATIONS, EngineConfig
-from sonoro.core.machine import commit_of_checkout, usable_cores
-from sonoro.engine.kernels import list_variants
+from sonoro.bench.machine import commit_of_checkout
+from sonoro.compile.kernels import list_variants
+from sonoro.compile.variants import Card, Variant, card_named, compile_variant, compilers, source_of
+from sonoro.core.config import QUANTIZATIONS, EngineConfig, usable_cores
 from sonoro.models import registry
 from sonoro.ops.dispatch import Operation
-from sonoro.runtime.variants import Card, Variant, card_named, compile_variant, compilers, source_of
 from sonoro.transport.messages import WorkerSettings
 
 MODELS = {"qwen3-tts-1.7b-base": 256, "fish-s2-pro": 64, "voxcpm2": 64}

@@ -21,11 +21,12 @@ from typing import Any
 
 import torch
 
-from sonoro.core.machine import commit_of_checkout, usable_cores
+from sonoro.bench.machine import commit_of_checkout
+from sonoro.compile.variants import compilers
+from sonoro.core.config import usable_cores
 from sonoro.ops.device import card
 from sonoro.ops.plans import LIMITS, CublasPlan, Plan, Product, from_text, known_shapes, measured, to_text
 from sonoro.profile.tune import MOST_ROWS, Bench, Gpu, Tuning, parse_shape, run
-from sonoro.runtime.variants import compilers
 
 TURNS = 3
 Plans = dict[tuple[int, int], tuple[Plan, ...]]

@@ -29,7 +29,7 @@ from sonoro.core.errors import ConfigError
 from sonoro.engine.engine import Engine
 from sonoro.models import registry
 from sonoro.models.base import LoadedModel
-from sonoro.models.codec_choice import dtype_name
+from sonoro.models.shared.codec_choice import dtype_name
 from sonoro.models.words import ShowsWords
 from sonoro.profile.frame import GRAPH_REPEATS, WARM_UPS, Script, TimedBatch
 from sonoro.profile.report import Report

@@ -22,13 +22,13 @@ import numpy as np
 import torch
 
 from sonoro.core.config import EngineConfig
-from sonoro.core.normalize import trace_english
-from sonoro.core.text import Segment
 from sonoro.core.types import AudioChunk, Finished, SpeechRequest
 from sonoro.engine.engine import Engine
 from sonoro.engine.words import RequestWords
 from sonoro.models import registry
 from sonoro.nn.transformer import causal_attention
+from sonoro.text.english.normalize import trace_english
+from sonoro.text.splitting import Segment
 from sonoro.words.heads import read_heads
 from sonoro.words.spans import spoken_words, word_spans
 from sonoro.words.tracking import Limits
@@ -36,7 +36,7 @@ from two_steps import Steps, add_lines, finish, read_lines  # type: ignore[impor
 from words import LAYOUTS, Aligner  # type: ignore[import-not-found]
 
 TEXTS = Path(__file__).parent.parent / "tools" / "builtin_voice"
-HEADS = Path(registry.__file__).parent.parent / "voices" / "builtin"
+HEADS = Path(registry.__file__).parent.parent / "builtin_voice"
 BATCH, FRAME_S, MOST_FRAMES = 8, 0.08, 400
 LEAST_WORDS = 6
 HARVARD, TOGETHER, APART = 720, 3, (181, 263, 97)

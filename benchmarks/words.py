@@ -22,7 +22,7 @@ import torch
 
 from sonoro import TTS
 from sonoro.api import Audio, AudioPiece, listen
-from sonoro.core.normalize import trace_english
+from sonoro.text.english.normalize import trace_english
 from sonoro.words.spans import SpokenWord, spoken_words, word_spans
 from two_steps import Steps, add_lines, finish, read_lines  # type: ignore[import-not-found]
 

@@ -6,7 +6,6 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-
 from durations import Keeper, Meter, begins_first, cores, forecast
 
 collect_ignore = ["clients"]

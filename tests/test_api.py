@@ -19,12 +19,13 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-
 from fakes.voiced_sine import VoicedSineModel
 from guard import GUARD_S
+from tiny_checkpoint import write_checkpoint
+
 from sonoro import TTS, Audio, EngineConfig
 from sonoro.api import speech_request
-from sonoro.core.audio import to_pcm16, write_audio
+from sonoro.audio.files import to_pcm16, write_audio
 from sonoro.core.errors import (
     CheckpointNotFound,
     ConfigError,
@@ -39,7 +40,6 @@ from sonoro.core.errors import (
 )
 from sonoro.core.types import SpeechRequest
 from sonoro.models.base import LoadedModel
-from tiny_checkpoint import write_checkpoint
 
 TEXTS = ["Good morning.", "A sentence of middling length, no more.", "Hm.", "One. Two. Three. Four. Five. Six. Seven."]
 

@@ -4,9 +4,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
-
 from capture import device_only
+from torch import Tensor
 
 ROWS = torch.zeros(4, 3, device="meta")
 INDEX = torch.zeros(2, dtype=torch.int64, device="meta")

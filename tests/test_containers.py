@@ -9,7 +9,7 @@ import pytest
 import typer
 import yaml
 
-from sonoro.cli import app
+from sonoro.cli.main import app
 from sonoro.core.config import EngineConfig
 from sonoro.ops.device import CARDS
 from sonoro.server.app import create_app

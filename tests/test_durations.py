@@ -3,9 +3,8 @@
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
-
 import durations
+import pytest
 from aside import Aside
 
 TESTS = Path(__file__).parent

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 import soundfile
-from websockets.asyncio.client import connect
-
 from engine_processes import alone, nothing_left, run, until
 from guard import GUARD_S
 from server_processes import SETTINGS, Server, serving
+from websockets.asyncio.client import connect
+
 from sonoro.core.config import EngineConfig
 from sonoro.core.types import SpeechRequest
 from sonoro.transport.fleet import Fleet

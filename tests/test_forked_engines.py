@@ -6,9 +6,8 @@ import socket
 import subprocess
 import sys
 
-import pytest
-
 import forked_engines
+import pytest
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks cannot be adopted")
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from reference_assets import ROOT, Case, drifted_weights
 from tiny_checkpoint import NUM_CODES, NUM_CONTROL_IDS, NUM_GROUPS, VARIANTS
 

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-
 from rounding import rounding_by_shape
 
 __all__ = ["rounding_by_shape"]

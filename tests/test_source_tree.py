@@ -6,9 +6,9 @@ import sys
 import urllib.request
 from pathlib import Path
 
+import command_line
 import pytest
 
-import command_line
 import sonoro
 
 ROOT = Path(__file__).parent.parent

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sonoro.core.machine import commit_of_checkout
+from sonoro.bench.machine import commit_of_checkout
 from sonoro.models import registry
 from sonoro.nn.transformer import DecoderLayer, DecoderStack, causal_attention
 from sonoro.ops.eight_bits import dequantized, quantize

@@ -1,5 +1,5 @@
 """`python -m sonoro` is `sonoro`."""
 
-from sonoro.cli import main
+from sonoro.cli.main import main
 
 main()

@@ -19,12 +19,12 @@ import msgspec
 import numpy as np
 
 from sonoro.api_audio import Audio, AudioPiece
-from sonoro.core.audio import from_pcm16, read_reference, to_pcm16
+from sonoro.audio.files import from_pcm16, read_reference, to_pcm16
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import EngineBusy, EngineClosed, InvalidReference, InvalidRequest, SonoroError, suggestion
-from sonoro.core.readable import remarks
 from sonoro.core.types import Event, Failed, Finished, ModelSpec, OnFault, Reference, SamplingParams, SpeechRequest
 from sonoro.core.words import Word, at_speed
+from sonoro.text.english.readable import remarks
 
 if TYPE_CHECKING:
     from sonoro.engine.engine import Engine
@@ -375,7 +375,7 @@ class TTS:
         self, speed: float, pieces: Generator[AudioPiece, None, Finished]
     ) -> Generator[AudioPiece, None, Finished]:
         """Change the tempo of `pieces`. Raises `InvalidRequest` for an invalid speed."""
-        from sonoro.server.encode import Encoder
+        from sonoro.audio.encoders import Encoder
 
         with Encoder("pcm", self.sample_rate, speed=speed) as encoder:
             if speed == 1:

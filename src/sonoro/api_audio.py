@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from sonoro.core.audio import output_format, write_audio
+from sonoro.audio.files import output_format, write_audio
 from sonoro.core.errors import OutputError
 from sonoro.core.types import FinishReason
 from sonoro.core.words import Fault, Word

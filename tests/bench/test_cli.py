@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-
 from command_line import Run, assert_refused, sonoro
 from speech_server import Answer, served, tone
 

@@ -5,8 +5,8 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
-
 from guard import GUARD_S
+
 from sonoro.bench.http1 import Connections, HttpError, ResponseHead
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"

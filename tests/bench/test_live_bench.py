@@ -17,17 +17,17 @@ from typing import Any
 
 import pytest
 import uvicorn
+from guard import GUARD_S
+from speech_server import RATE, Answer, served, tone
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from guard import GUARD_S
 from sonoro.bench.client import Target
 from sonoro.bench.live_bench import LiveBench, run
 from sonoro.core.errors import ConfigError, EngineError
-from speech_server import RATE, Answer, served, tone
 
 
 @dataclass

@@ -11,16 +11,16 @@ import time
 from pathlib import Path
 
 import pytest
-
 from guard import GUARD_S
+from speech_server import RATE, Answer, Server, served, tone
+
 from sonoro.bench.client import Target
 from sonoro.bench.dataset import Prompt, Recording
 from sonoro.bench.level import Ask, arrivals, asks
 from sonoro.bench.load import ServeBench, run
+from sonoro.bench.machine import processor
 from sonoro.bench.official import OfficialClient
 from sonoro.core.errors import ConfigError, EngineError, OutputError
-from sonoro.core.machine import processor
-from speech_server import RATE, Answer, Server, served, tone
 
 QUICK = Answer([(0.01, tone(0.2)), (0.01, tone(0.2))])
 

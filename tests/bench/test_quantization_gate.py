@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
 from families import TinyFamily, tiny
-from quantization import LIMITS, Compared, compare_logits, logits, paired, rounding, verdict
 from tiny_vox import write_checkpoint
+
+from quantization import LIMITS, Compared, compare_logits, logits, paired, rounding, verdict
 
 __all__ = ["tiny"]
 

@@ -16,7 +16,7 @@ from builtin_voice import flite, prose, slots, text, words
 from builtin_voice.figures import KINDS, LISTS, Figures
 from builtin_voice.judged import read_everyday, read_harvard
 from builtin_voice.mixed import mixed_texts
-from sonoro.core.normalize import normalize_english
+from sonoro.text.english.normalize import normalize_english
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from tokenizers.decoders import ByteLevel
 from tokenizers.models import BPE
 
 from builtin_voice import flite, judged, shards, synthesize, templates, tokenizer, words
-from sonoro.core.normalize import normalize_english
+from sonoro.text.english.normalize import normalize_english
 
 VERBS = {
     "stop": "stops stopped stopped stopping",

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from fakes.ear import die, listen
 
 import sonoro
 from builtin_voice import evaluate, mixed, page, speed
@@ -22,14 +23,13 @@ from builtin_voice.judges import Judges, high_band_db, highs_of
 from builtin_voice.moonshine import Moonshine
 from builtin_voice.readings import Ears, Heard, Job, Journal, Reading, Scored, Spoken
 from builtin_voice.word_errors import Ending, ending_of, word_error_rate, word_errors, words_of
-from fakes.ear import die, listen
 from sonoro import TTS
 from sonoro.api import Audio
-from sonoro.core.normalize import normalize_english
 from sonoro.models import registry
+from sonoro.text.english.normalize import normalize_english
 
 ROOT = Path(__file__).parents[2]
-FOLDER = Path(sonoro.__file__).parent / "voices" / "builtin"
+FOLDER = Path(sonoro.__file__).parent / "builtin_voice"
 VOICES = registry.describe(None).spec.voices
 RESULTS = json.loads((ROOT / "benchmarks" / "results" / "speech-builtin.json").read_text("utf-8"))
 ROWS = {row["voice"]: row for row in RESULTS["rows"]}

@@ -8,6 +8,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from speaking import begin, capacity
 
 from builtin_voice.judged import read_harvard
 from sonoro import TTS
@@ -15,7 +16,6 @@ from sonoro.api import Audio
 from sonoro.core.config import EngineConfig
 from sonoro.core.types import SpeechRequest
 from sonoro.models import registry
-from speaking import begin, capacity
 
 SENTENCES = read_harvard()[:20]
 VOICES = registry.describe(None).spec.voices

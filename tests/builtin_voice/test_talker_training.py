@@ -10,6 +10,8 @@ from typing import NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
+from speaking import capacity
+from tiny_talker import begin_talker
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -41,10 +43,8 @@ from sonoro.models.qwen3_tts.frame import frame
 from sonoro.models.qwen3_tts.model import Qwen3TTS
 from sonoro.models.qwen3_tts.prompt import TalkerPrompt, TextTokenizer
 from sonoro.models.qwen3_tts.state import allocate
-from speaking import capacity
-from tiny_talker import begin_talker
 
-FOLDER = Path(sonoro.__file__).parent / "voices" / "builtin"
+FOLDER = Path(sonoro.__file__).parent / "builtin_voice"
 TEXTS = ["go.", "the birch canoe slid on the smooth planks.", "a quiet street, and an old lamp."]
 SPEAKERS = ["miles", "nora", "nora"]
 CASES = list(itertools.product((True, False), ("auto", "english")))

@@ -8,19 +8,19 @@ from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import NamedTuple
 
+import listening
 import numpy as np
 import pytest
-
-import listening
-import sonoro
 from resolving import Engine
+
+import sonoro
 from sonoro import TTS, Audio
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import InvalidRequest
 from sonoro.core.types import SpeechRequest
 from sonoro.models import registry
 
-FOLDER = Path(sonoro.__file__).parent / "voices" / "builtin"
+FOLDER = Path(sonoro.__file__).parent / "builtin_voice"
 MIB = 2**20
 VOICES = registry.describe(None).spec.voices
 SHORT = "Rice is served hot."

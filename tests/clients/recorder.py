@@ -19,7 +19,6 @@ import aiohttp
 from aiohttp import web
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
-
 from wire_shapes import is_flow, messages_of, shape
 
 KEPT = {

@@ -4,10 +4,10 @@ import dataclasses
 
 import numpy as np
 import pytest
-
 from fakes.sine import SineModel
 from listening import HOP, audio, config_of, drain, end, speak
 from resolving import Engine
+
 from sonoro.core.errors import InvalidRequest
 from sonoro.core.types import AudioChunk, SpeechRequest
 

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-
 from fakes.sine import SineModel
 from families import TinyFamily, tiny
 from resolving import Engine
+
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError
 from sonoro.core.types import Finished, SpeechRequest

@@ -5,11 +5,11 @@ import random
 import msgspec
 import pytest
 import torch
-
 from fakes.voiced_sine import VoicedSineModel
 from families import TinyFamily, tiny
 from listening import Clock, config_of, drain
 from resolving import Engine
+
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError
 from sonoro.core.types import AudioChunk, Event, Reference, SpeechRequest

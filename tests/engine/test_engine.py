@@ -6,10 +6,10 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-
 from fakes.voiced_sine import VoicedSineModel
 from listening import HOP, Clock, audio, config_of, drain, end, engine_of, reference, speak
 from resolving import Engine
+
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import EngineBusy, InvalidReference, InvalidRequest, UnknownLanguage, UnknownVoice
 from sonoro.core.types import AudioChunk, Failed, SamplingParams, SpeechRequest

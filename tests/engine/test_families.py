@@ -7,10 +7,10 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-
 from families import TinyFamily, tiny
 from listening import Clock, audio, drain, end
 from resolving import Engine
+
 from sonoro.core.config import EngineConfig
 from sonoro.core.types import AudioChunk, Event, Finished, SpeechRequest
 from sonoro.models.base import SpeechModel

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 import tiny_checkpoint
 from fakes.graphs import FunctionPool
 from fakes.shown_sine import ShownSineModel
 from resolving import Engine
+
 from sonoro.core.config import EngineConfig, word_heads_folder
 from sonoro.core.types import AudioChunk, Event, Finished, SpeechRequest
 from sonoro.core.words import Word

@@ -6,11 +6,11 @@ import random
 import msgspec
 import numpy as np
 import pytest
-
 from fakes.live_sine import LiveSineModel
 from fakes.voiced_sine import VoicedSineModel
 from listening import assert_empty, audio, config_of, drain, end, reference, speak
 from resolving import Engine
+
 from sonoro.core.errors import EngineBusy, InvalidRequest
 from sonoro.core.types import Event, Failed, Finished, SpeechRequest
 

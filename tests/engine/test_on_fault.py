@@ -1,14 +1,14 @@
 """What becomes of segments that go wrong as the attention says: over a model that goes wrong with seeds below 10."""
 
 import pytest
-
 from fakes.erring_sine import ErringModel
 from listening import HOP, audio, config_of, drain, end
 from resolving import Engine
-from sonoro.core import text as text_module
+
 from sonoro.core.errors import InvalidRequest
 from sonoro.core.types import AudioChunk, Failed, SpeechRequest
 from sonoro.core.words import Fault
+from sonoro.text import splitting as text_module
 from sonoro.words.spans import word_spans
 
 TEXT = "It is the first one of them."

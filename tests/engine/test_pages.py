@@ -9,21 +9,21 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-
-import sonoro
 from fakes.voiced_sine import VoicedSineModel
 from listening import Clock, audio, config_of, drain, end, engine_of, speak
 from resolving import Engine
+
+import sonoro
 from sonoro.core.config import EngineConfig
-from sonoro.core.text import Segment
 from sonoro.core.types import Event, SpeechRequest
-from sonoro.engine.live_text import LiveFeed
 from sonoro.engine.pages import AHEAD, Pager
 from sonoro.engine.prompts import Prompts
 from sonoro.engine.request import Playback, Progress, RunningRequest
 from sonoro.engine.scheduler import Scheduler
 from sonoro.models.qwen3_tts.model import FAMILY
 from sonoro.runtime.slots import PagePool
+from sonoro.text.live_feed import LiveFeed
+from sonoro.text.splitting import Segment
 
 PAGE, FRAME_S = 16, 0.08
 
@@ -297,7 +297,7 @@ def test_a_pool_is_safe_only_if_all_can_end_in_turn() -> None:
 
 def test_the_built_in_voice_says_the_same_with_a_third_of_the_pages() -> None:
     """In float64, so that no frame hangs on who else speaks."""
-    folder = Path(sonoro.__file__).parent / "voices" / "builtin"
+    folder = Path(sonoro.__file__).parent / "builtin_voice"
     model = FAMILY.from_folder(folder, "builtin", torch.device("cpu"), torch.float64).model
     texts = (
         "Good morning.",

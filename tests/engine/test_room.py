@@ -1,10 +1,10 @@
 """What a slot has room for: earlier segments are left out where it has not, and a bound that the operator may lift."""
 
 import pytest
-
 from fakes.sine import SineModel
 from listening import config_of, drain, end
 from resolving import Engine
+
 from sonoro.core.types import SpeechRequest
 
 SENTENCES = [f"This is sentence number {number}." for number in range(7)]

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
-
 from fakes.graphs import FunctionPool
 from fakes.sine import SineModel
 from families import TinyFamily, tiny
 from listening import Clock, audio, config_of, drain, end, engine_of, speak
 from resolving import Engine
-from sonoro.core import audio as host
+
+from sonoro.audio import files as host
 from sonoro.core.config import EngineConfig
 from sonoro.core.types import SpeechRequest
 from sonoro.engine.decoding import to_pcm16

@@ -11,11 +11,11 @@ import msgspec
 import pytest
 
 from sonoro.core.config import EngineConfig
-from sonoro.core.text import Segment
 from sonoro.core.types import SpeechRequest
 from sonoro.engine.request import Playback, Progress, RunningRequest
 from sonoro.engine.scheduler import Plan, Scheduler
 from sonoro.runtime.slots import PagePool
+from sonoro.text.splitting import Segment
 
 FRAME_S = 0.08
 LIMIT = 1000

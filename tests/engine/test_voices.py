@@ -8,15 +8,15 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 
 import numpy as np
 import pytest
-
 from fakes.voiced_sine import VoicedSineModel
 from listening import assert_empty, audio, config_of, drain, end, reference, speak
 from resolving import Engine
-from sonoro.core.encoded_voice import EncodedVoice
+
 from sonoro.core.errors import EngineBusy, InvalidReference, InvalidRequest, UnknownVoice
 from sonoro.core.types import Event, Failed, Finished, Reference, SpeechRequest
 from sonoro.engine.voices import content_hash
 from sonoro.models.base import Voice
+from sonoro.transport.encoded_voice import EncodedVoice
 
 TEXT = "Some words to say."
 

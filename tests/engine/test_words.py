@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 import numpy as np
 import pytest
-
 from fakes.shown_sine import ShownSineModel
 from fakes.sine import SineModel
 from resolving import Engine
+
 from sonoro.core.config import EngineConfig
-from sonoro.core.normalize import trace_english
-from sonoro.core.text import Segment
 from sonoro.core.types import AudioChunk, Event, Failed, Finished, SpeechRequest
 from sonoro.core.words import Word
 from sonoro.engine.words import RequestWords
 from sonoro.models import registry
 from sonoro.models.words import MOST_COLUMNS
+from sonoro.text.english.normalize import trace_english
+from sonoro.text.splitting import Segment
 from sonoro.words.heads import WordHeads
 from sonoro.words.spans import word_spans
 from sonoro.words.tracking import Limits, Pointing

@@ -17,7 +17,6 @@ from typing import cast
 import msgspec
 import pytest
 import torch
-
 from engine_peer import Peer
 from engine_processes import CONFIG, FACTORY, LONG, alone, nothing_left, run
 from fakes.graphs import FunctionPool
@@ -25,6 +24,7 @@ from fakes.shown_sine import ShownSineModel
 from fakes.voiced_sine import VoicedSineModel
 from guard import GUARD_S
 from resolving import Engine, resolved
+
 from sonoro.core.config import LOG_LEVEL_VARIABLE, EngineConfig
 from sonoro.core.errors import ConfigError
 from sonoro.core.types import AudioChunk, Failed, Finished, SpeechRequest

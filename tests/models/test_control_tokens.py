@@ -6,15 +6,15 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-
 import tiny_fish
 import tiny_vox
+from tiny_checkpoint import write_checkpoint
+
 from sonoro.core.errors import CheckpointError, InvalidRequest
 from sonoro.core.types import Reference, SpeechRequest
 from sonoro.models import registry
 from sonoro.models.base import SpeechModel
 from sonoro.models.settings import configure
-from tiny_checkpoint import write_checkpoint
 
 ON = {"reads_control_tokens": True}
 

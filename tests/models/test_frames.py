@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_leaves
-
 from capture import device_only
 from families import TinyFamily, tiny
 from near_ties import rows_of
 from rounding import rounding_by_shape
+from speaking import begin, capacity, pages_of
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
 from sonoro.core.errors import ConfigError
 from sonoro.models.base import Pages, Prompt, SpeechModel
 from sonoro.nn.kvcache import PagedKVCache
 from sonoro.runtime.graphs import GraphSet
 from sonoro.runtime.sampling import SamplingControls
-from speaking import begin, capacity, pages_of
 
 __all__ = ["rounding_by_shape", "tiny"]
 
@@ -321,7 +321,7 @@ def test_prompts_that_are_embedded_by_parts_are_the_same(
 ) -> None:
     prompts = tiny.prompts_of_all_kinds()[: CAPACITY.slots]
     whole = begun(model, prompts, range(len(prompts)))
-    monkeypatch.setattr("sonoro.models.slots._EMBEDDED_AT_ONCE", 3)
+    monkeypatch.setattr("sonoro.models.shared.slots._EMBEDDED_AT_ONCE", 3)
     parted = begun(model, prompts, range(len(prompts)))
     for slot in range(len(prompts)):
         for found, expected in zip(row_of(parted, slot), row_of(whole, slot), strict=True):

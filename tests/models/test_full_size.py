@@ -4,15 +4,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from near_ties import NEAR_TIE, SPREAD, moved
+from speaking import begin, capacity
 from torch import Tensor
 
-from near_ties import NEAR_TIE, SPREAD, moved
 from sonoro.core.types import SamplingParams, SpeechRequest
 from sonoro.models import registry
 from sonoro.models.base import LoadedModel, Prompt, SpeechModel
 from sonoro.ops.e4m3 import e4m3_linear, e4m3_linear_add_norm, quantize_rows
 from sonoro.runtime.graphs import GraphSet
-from speaking import begin, capacity
 
 pytestmark = pytest.mark.gpu
 

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-
 from families import FAMILIES
 from near_ties import NEAR_TIE, SPREAD, moved
 from speaking import capacity

@@ -4,12 +4,12 @@ import inspect
 from pathlib import Path
 
 import pytest
-
 from fakes import sine
 from fakes.sine import SineModel
 from fakes.voiced_sine import VoicedSineModel
 from listening import config_of, drain
 from resolving import Engine
+
 from sonoro.core.types import SpeechRequest
 from sonoro.models import registry
 from sonoro.models.base import CloningModel, EmbeddingModel, LiveTextModel, ProfiledModel, SpeechModel

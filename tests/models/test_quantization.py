@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-
 from families import TinyFamily, tiny
+from speaking import begin, capacity
+
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError
 from sonoro.models import registry
@@ -19,7 +20,6 @@ from sonoro.nn.linear import Linear
 from sonoro.nn.transformer import DecoderLayer
 from sonoro.ops.device import TYPICAL, Card, recorded
 from sonoro.ops.eight_bits import EIGHT_BITS, dequantized
-from speaking import begin, capacity
 
 __all__ = ["tiny"]
 

@@ -11,13 +11,13 @@ import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_tensors
+from speaking import begin, capacity
+from tiny_checkpoint import write_checkpoint
 
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, ConfigError, TensorMismatch
 from sonoro.core.types import SamplingParams, SpeechRequest
 from sonoro.models import registry
 from sonoro.models.base import SpeechModel
-from speaking import begin, capacity
-from tiny_checkpoint import write_checkpoint
 
 ATTENTION_AND_CODEC = {
     # 114,688 bytes a position (28 layers, keys and values, 8 heads of 128, 2 bytes), 12.5 positions a second.
@@ -189,7 +189,7 @@ class Hub:
 @pytest.fixture
 def hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     hub = Hub(folder)
-    monkeypatch.setattr("sonoro.models.hub.snapshot_download", hub)
+    monkeypatch.setattr("sonoro.models.shared.hub.snapshot_download", hub)
     return hub
 
 

@@ -11,11 +11,11 @@ from typing import Any, get_type_hints
 
 import pytest
 import torch
+from families import FAMILIES, TinyFamily
+from families import tiny as tiny  # noqa: PLC0414 (a fixture)
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from families import FAMILIES, TinyFamily
-from families import tiny as tiny  # noqa: PLC0414 (a fixture)
 from sonoro.core.errors import TensorMismatch
 from sonoro.models import registry
 from sonoro.models.base import LoadedModel

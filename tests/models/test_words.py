@@ -6,15 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
-
 import tiny_dual_ar
 import tiny_vox_lm
+import torch
 from capture import device_only
 from families import FAMILIES, TinyFamily, tiny
 from full_attention import assert_shares_of, full_attention
 from resolving import Engine
+from speaking import begin, capacity
+from tiny_checkpoint import write_checkpoint
+from torch import Tensor
+
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import CheckpointError
 from sonoro.core.types import Failed, Finished, SpeechRequest
@@ -25,8 +27,6 @@ from sonoro.ops.dispatch import Operation
 from sonoro.runtime.graphs import GraphSet
 from sonoro.words.heads import FILE, WordHeads, write_heads
 from sonoro.words.tracking import Pointing
-from speaking import begin, capacity
-from tiny_checkpoint import write_checkpoint
 
 __all__ = ["tiny"]
 

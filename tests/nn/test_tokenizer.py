@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-
 import tiny_fish
 import tiny_vox
+
 from sonoro.core.errors import CheckpointError, CheckpointNotFound
 from sonoro.nn.tokenizer import TextTokenizer
 

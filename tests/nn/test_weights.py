@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from families import FAMILIES
+from guard import GUARD_S
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from builtin_voice.export import export
-from families import FAMILIES
-from guard import GUARD_S
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, OutputError, TensorMismatch
 from sonoro.nn.linear import Linear
 from sonoro.nn.stored import find

@@ -1,8 +1,8 @@
 import pytest
 import torch
-
 from forked_engines import run_without_triton
 from interpreter import in_the_interpreter
+
 from sonoro.ops.activation import snake_beta, snake_beta_kernel, snake_beta_rates, snake_beta_reference, snake_rates
 
 # Rounding of the result in the dtype of x; the float32 interior adds little, sin of arguments near 10 about 1e-6.

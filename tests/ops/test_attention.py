@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-
 from capture import device_only
 from forked_engines import run_without_triton
 from interpreter import INTERPRETED, in_the_interpreter
+from torch import Tensor
+
 from sonoro.ops import attention
 from sonoro.ops.attention import (
     HeadNorms,

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-
 from capture import device_only
 from interpreter import INTERPRETED, in_the_interpreter
+from torch import Tensor
+
 from sonoro.ops.bidirectional import (
     bidirectional_attention,
     bidirectional_attention_kernel,

@@ -1,8 +1,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
-
 from interpreter import in_the_interpreter
+
 from sonoro.ops import causal
 from sonoro.ops.activation import snake_rates
 from sonoro.ops.causal import depthwise, depthwise_norm, embed_sum, last_conv

@@ -5,9 +5,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from interpreter import in_the_interpreter
 from torch import Tensor
 
-from interpreter import in_the_interpreter
+from sonoro.compile.variants import Variant, card_named, recording
 from sonoro.models import registry
 from sonoro.nn.linear import NormedRows
 from sonoro.ops.device import CARDS, recorded
@@ -27,7 +28,6 @@ from sonoro.ops.e4m3 import (
 )
 from sonoro.ops.eight_bits import quantize
 from sonoro.ops.plans import TilePlan
-from sonoro.runtime.variants import Variant, card_named, recording
 
 EPS = 1e-6
 PLANS = [

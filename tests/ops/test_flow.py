@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-
 from capture import device_only
 from interpreter import INTERPRETED, in_the_interpreter
+
 from sonoro.ops.flow import PatchProjections, SolverStep, advance, advance_kernel, advance_reference, guide
 
 # Of the largest value: float32 sums in another order; some roundings in bfloat16, which the interpreter truncates where

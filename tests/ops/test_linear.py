@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-
 from forked_engines import run_without_triton
 from interpreter import in_the_interpreter
+from torch import Tensor
+
 from sonoro.ops.device import TYPICAL
 from sonoro.ops.linear import (
     gate_up_kernel,

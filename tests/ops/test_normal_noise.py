@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
-
 from capture import device_only
 from interpreter import in_the_interpreter
+from torch import Tensor
+
 from sonoro.ops.sample import normal_noise, normal_noise_kernel, normal_noise_reference, philox_words
 
 

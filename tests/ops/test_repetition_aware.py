@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-
 from capture import device_only
 from interpreter import in_the_interpreter
+from torch import Tensor
+
 from sonoro.ops.repetition_aware import (
     Resample,
     check_kernels,

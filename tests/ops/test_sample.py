@@ -5,13 +5,13 @@ import os
 import subprocess
 import sys
 
+import memory_edge
 import pytest
 import torch
-from torch import Tensor
-
-import memory_edge
 from capture import device_only
 from interpreter import in_the_interpreter
+from torch import Tensor
+
 from sonoro.ops.sample import (
     Sampling,
     gumbel_argmax,

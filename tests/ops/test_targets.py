@@ -4,12 +4,11 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from forked_engines import run_command
 
 pytest.importorskip("triton")
 
-IMPORTS = ("fakes.kernels", "torch._dynamo", "sonoro.engine.kernels")
+IMPORTS = ("fakes.kernels", "torch._dynamo", "sonoro.compile.kernels")
 
 CODE = """
 import torch
@@ -20,7 +19,7 @@ from sonoro.ops.linear import linear_add, norm_gate_up
 from sonoro.ops.norm import rms_norm
 from sonoro.ops.prompt import keep_prompt
 from sonoro.ops.sample import gumbel_noise
-from sonoro.runtime.variants import card_named, recording
+from sonoro.compile.variants import card_named, recording
 
 def made(*shape, dtype=torch.bfloat16):
     return torch.empty(shape, dtype=dtype, device="meta")
@@ -64,7 +63,7 @@ import torch
 import triton
 from sonoro.ops.linear import norm_linear_kernel
 from sonoro.ops.plans import from_text
-from sonoro.runtime.variants import card_named, compile_variant, recording
+from sonoro.compile.variants import card_named, compile_variant, recording
 
 triton.knobs.cache.dir = "{cache}"  # what is in a cache is not measured
 on, variants = card_named("NVIDIA {card}"), {}

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-
 from capture import device_only
 from interpreter import in_the_interpreter
+from torch import Tensor
+
 from sonoro.ops import varlen
 from sonoro.ops.attention import PagedKV
 from sonoro.ops.varlen import varlen_attention, varlen_attention_kernel, varlen_attention_reference

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
+from sonoro.compile.variants import Variant, card_named, recording, source_of
 from sonoro.ops.linear import gate_up_kernel, linear_kernel
 from sonoro.ops.plans import from_text
-from sonoro.runtime.variants import Variant, card_named, recording, source_of
 
 triton = pytest.importorskip("triton")
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
-
 from interpreter import in_the_interpreter
+
 from sonoro.ops.window import window_attention, window_attention_kernel, window_attention_reference
 
 # Sums in another order, and roundings of queries, keys and weights in the dtype.

@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+from engine_processes import CONFIG, FACTORY, nothing_left
+from tiny_checkpoint import write_checkpoint
 
 from encoding import VoiceBench, arguments, run
-from engine_processes import CONFIG, FACTORY, nothing_left
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError, InvalidReference
-from tiny_checkpoint import write_checkpoint
 
 __all__ = ["nothing_left"]
 

@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
-
 from engine_processes import FACTORY, nothing_left
+from tiny_checkpoint import write_checkpoint
+
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError, EngineError
 from sonoro.profile.engine import EngineBench, Listener, run
 from sonoro.transport.messages import DEFAULT_FACTORY
-from tiny_checkpoint import write_checkpoint
 
 __all__ = ["nothing_left"]
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-
 from families import TinyFamily, tiny
+from tiny_checkpoint import write_checkpoint
+
 from sonoro.core.errors import ConfigError, EngineError
 from sonoro.models import registry
 from sonoro.models.base import LoadedModel
 from sonoro.ops.dispatch import Operation
 from sonoro.profile.frame import EAGER_REPEATS, WARM_UPS, FrameBench, run
-from tiny_checkpoint import write_checkpoint
 
 __all__ = ["tiny"]
 

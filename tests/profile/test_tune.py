@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from sonoro.compile.variants import card_named, compilers
 from sonoro.core.errors import ConfigError
 from sonoro.ops import plans
 from sonoro.ops.device import TYPICAL, Card
@@ -16,7 +17,6 @@ from sonoro.ops.plans import LIMITS, CublasPlan, GemvPlan, Plan, Product, TilePl
 from sonoro.profile import tune
 from sonoro.profile.tune import MOST_ROWS, Gpu, Tuning, parse_shape, run
 from sonoro.runtime import kernels
-from sonoro.runtime.variants import card_named, compilers
 
 CARD = Card("A card/2", (8, 9), 40, 99 * 1024, 3e11)
 SHAPES = (((2048, 1024), False), ((512, 256), True))

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import tune_compare
+from sonoro.compile.variants import card_named
 from sonoro.ops.plans import CublasPlan, Plan, Product, TilePlan
 from sonoro.profile import tune
-from sonoro.runtime.variants import card_named
 
 CARD = card_named("NVIDIA H200")
 LINES = {shape: (TilePlan(16, 16, 128, 4, 1, 4, 4, False),) * 3 for shape in ((2048, 1024), (512, 256), (512, 512))}

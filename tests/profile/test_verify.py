@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from safetensors.torch import load_file, save_file
-
 from command_line import Run, sonoro
 from families import FAMILIES
+from safetensors.torch import load_file, save_file
+
 from sonoro.core.types import SamplingParams, SpeechRequest
 from sonoro.models import registry
 from sonoro.ops import dispatch

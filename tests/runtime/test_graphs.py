@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from fakes.graphs import FunctionPool
 from torch import Tensor
 
-from fakes.graphs import FunctionPool
 from sonoro.ops.dispatch import Operation
 from sonoro.runtime.graphs import GraphPool, GraphSet
 

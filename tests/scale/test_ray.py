@@ -15,17 +15,17 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from pydantic import ValidationError
-from ray import serve
-from ray.serve.config import AutoscalingConfig, AutoscalingContext
-
 from client_contract import check_all
 from crowds import Crowd
 from engine_processes import command_of, parent_of, until
+from pydantic import ValidationError
+from ray import serve
+from ray.serve.config import AutoscalingConfig, AutoscalingContext
 from server_processes import Server
+from speakers import BUILTIN, SINE
+
 from sonoro.core.errors import ConfigError
 from sonoro.scale import ByLoadAndWait, app
-from speakers import BUILTIN, SINE
 
 TESTS, ROOT = Path(__file__).parents[1:3]
 
@@ -71,7 +71,10 @@ def ancestors(pid: int | None) -> Iterator[int]:
 async def cluster() -> AsyncIterator[Cluster]:
     # Ray makes Unix sockets in it, whose paths may have 107 letters.
     with TemporaryDirectory(prefix="r", ignore_cleanup_errors=True) as folder, Path(folder, "log").open("w+") as log:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(TESTS / "support"), os.environ.get("PYTHONPATH", "")]),
+        }
         environment |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "HOME": folder}
         # It would kill replicas for what others on this machine hold.
         environment |= {"RAY_memory_monitor_refresh_ms": "0"}

@@ -5,10 +5,10 @@ import json
 from pathlib import Path
 
 import pytest
-
 from engine_processes import LONG, alone, nothing_left, run, until
 from fakes.voiced_sine import VoicedSineModel
 from server_processes import SETTINGS, check_error, recording, serving, sound
+
 from sonoro.core.types import SamplingParams, SpeechRequest
 from sonoro.server.config import ServerConfig
 from sonoro.server.schemas import SpeechBody, parse, speech_request

@@ -10,10 +10,10 @@ import time
 
 import httpx
 import pytest
-
 from engine_processes import CONFIG, LONG, alone, engines, nothing_left, run, until
 from guard import GUARD_S
 from server_processes import SETTINGS, check_error, serving
+
 from sonoro.core.types import SpeechRequest
 from sonoro.server.errors import TooManyRequests
 from sonoro.server.stream import Gate

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-
 from engine_processes import alone, nothing_left, run
 from guard import GUARD_S
 from server_processes import SETTINGS, check_error, recording, serving, sound
+
 from sonoro.core.types import SpeechRequest
 
 __all__ = ["nothing_left"]

@@ -8,10 +8,10 @@ from typing import Any
 
 import httpx
 import pytest
-
 from engine_processes import LONG, alone, nothing_left, run, until
 from fakes.sine_worker import HELD
 from server_processes import SETTINGS, Server, recording, serving
+
 from sonoro.core.types import SpeechRequest
 from sonoro.server.batch import Item
 from sonoro.server.service import Service

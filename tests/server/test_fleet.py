@@ -8,15 +8,15 @@ import signal
 
 import httpx
 import pytest
-
 from client_contract import VOICES, check_all
 from engine_processes import CONFIG, LONG, alone, engines, nothing_left, run, until
 from live_sessions import session
 from server_processes import SETTINGS, check_error, serving, sound
+from speakers import SINE
+
 from sonoro.core.types import SpeechRequest
 from sonoro.transport.launch import EngineProcess
 from sonoro.transport.messages import WorkerSettings
-from speakers import SINE
 
 __all__ = ["nothing_left"]
 

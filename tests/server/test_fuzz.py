@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from engine_processes import nothing_left, run
 from server_processes import SETTINGS, serving
 

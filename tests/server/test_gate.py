@@ -7,11 +7,11 @@ from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-
 from engine_processes import LONG, launch_fleet, nothing_left, run, until
+
+from sonoro.audio.encoders import Encoder, Encoding
 from sonoro.core.types import Finished, SpeechRequest
 from sonoro.server import stream
-from sonoro.server.encode import Encoder, Encoding
 from sonoro.server.errors import NotReady, TooManyRequests
 from sonoro.server.metrics import Metrics, Observation
 from sonoro.server.stream import Gate, Speech, encoded_audio

@@ -4,12 +4,12 @@ import dataclasses
 import json
 
 import pytest
-from starlette.types import Message, Receive, Scope, Send
-from websockets.exceptions import InvalidStatus
-
 from engine_processes import nothing_left, run
 from live_sessions import session
 from server_processes import SETTINGS, check_error, serving
+from starlette.types import Message, Receive, Scope, Send
+from websockets.exceptions import InvalidStatus
+
 from sonoro.server.config import ServerConfig
 from sonoro.server.middleware import HostCheck
 

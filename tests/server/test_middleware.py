@@ -10,10 +10,10 @@ import socket
 from collections.abc import AsyncIterator
 
 import pytest
-
 from engine_processes import children, nothing_left, run, until
 from guard import GUARD_S
 from server_processes import SETTINGS, Server, serving
+
 from sonoro.server.listening import SEND_BUFFER_BYTES, listen
 
 __all__ = ["nothing_left"]

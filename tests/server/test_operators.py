@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
-
 from engine_processes import CONFIG, engines, nothing_left, run, until
 from fakes.sine_worker import HELD
 from server_processes import SETTINGS, Server, check_error, serving
+
 from sonoro.core.errors import EngineClosed
 from sonoro.server.metrics import EngineState, Metrics, Observation
 from sonoro.server.service import Service

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from playwright.async_api import FilePayload, Page, async_playwright, expect
-
 from engine_processes import CONFIG, LONG, alone, nothing_left, run, until
+from playwright.async_api import FilePayload, Page, async_playwright, expect
 from server_processes import SETTINGS, Server, serving
+
 from sonoro.core.config import EngineConfig
 from sonoro.core.types import SpeechRequest
 from sonoro.transport.fleet import Fleet

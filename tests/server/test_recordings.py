@@ -15,10 +15,10 @@ import msgspec
 import numpy as np
 import pytest
 import soundfile
-
 from engine_processes import nothing_left, run, until
 from fakes.voiced_sine import VoicedSineModel
 from server_processes import recording, serving, sound
+
 from sonoro.core.errors import InvalidReference
 from sonoro.core.types import Reference
 from sonoro.server import recordings as recordings_module

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-
 from engine_processes import nothing_left, run, until
 from live_sessions import PATH, session
 from server_processes import SETTINGS, Server, serving
+
 from sonoro.core.logs import LineFormatter
 from sonoro.server.service import Service
 

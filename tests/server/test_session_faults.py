@@ -12,12 +12,12 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
-from starlette.websockets import WebSocket, WebSocketDisconnect
-from websockets.exceptions import ConnectionClosed, InvalidStatus
-
 from engine_processes import LONG, engines, nothing_left, run, until
 from live_sessions import TEXT, Session, ended, session, whole
 from server_processes import SETTINGS, serving
+from starlette.websockets import WebSocket, WebSocketDisconnect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
 from sonoro.server.sessions import LiveSession
 
 __all__ = ["nothing_left"]

@@ -8,10 +8,10 @@ import itertools
 import numpy as np
 import pytest
 import soundfile
-
 from engine_processes import LONG, nothing_left, run, until
 from live_sessions import TEXT, ended, session, whole
 from server_processes import SETTINGS, recording, serving
+
 from sonoro.core.config import EngineConfig
 from sonoro.transport.fleet import Fleet
 

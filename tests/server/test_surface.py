@@ -6,7 +6,6 @@ import json
 
 import openai
 import pytest
-
 from engine_processes import nothing_left, run
 from server_processes import SETTINGS, check_error, serving, sound
 

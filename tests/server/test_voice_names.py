@@ -7,13 +7,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from fakes.voiced_sine import VoicedSineModel
+from tiny_checkpoint import write_checkpoint
 
 from builtin_voice import settings
-from fakes.voiced_sine import VoicedSineModel
 from sonoro.core.types import ModelSpec
 from sonoro.models import registry
 from sonoro.server.config import OPENAI_VOICES, ServerConfig
-from tiny_checkpoint import write_checkpoint
 
 
 def assert_as_expected(spec: ModelSpec) -> None:

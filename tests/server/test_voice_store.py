@@ -18,18 +18,18 @@ import msgspec
 import pytest
 import safetensors.torch
 import torch
-from fsspec.implementations.memory import MemoryFileSystem
-
 from engine_processes import run, until
+from fsspec.implementations.memory import MemoryFileSystem
 from guard import GUARD_S
 from listening import reference
-from sonoro.core.encoded_voice import FORMAT, EncodedVoice, with_facts
+
 from sonoro.core.errors import ConfigError, EngineError, InvalidRequest, UnknownVoice, VoiceExists
 from sonoro.core.types import Reference, VoiceFacts
 from sonoro.engine.saved_voices import dump, parse
 from sonoro.engine.voices import content_hash
 from sonoro.models.base import SavedVoice
 from sonoro.server.voice_store import VoiceStore
+from sonoro.transport.encoded_voice import FORMAT, EncodedVoice, with_facts
 
 FINGERPRINT = "of a sine"
 ANNA = VoiceFacts(name="anna", use="prompt", duration_s=1.0, created_at_s=1.8e9, transcript="hm")

@@ -10,9 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
-
 from engine_processes import CONFIG, engines, nothing_left, run, until
 from server_processes import SETTINGS, Server, check_error, recording, serving, sound
+
 from sonoro.server import service, voices
 
 __all__ = ["nothing_left"]

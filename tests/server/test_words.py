@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import pytest
-
 from engine_processes import nothing_left, run
 from live_sessions import Session, session
 from server_processes import Server, check_error, serving

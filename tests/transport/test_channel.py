@@ -5,6 +5,7 @@ from pathlib import Path
 
 from engine_peer import Peer
 from guard import GUARD_S
+
 from sonoro.core.types import AudioChunk, SpeechRequest
 from sonoro.transport.channel import WorkerLink
 from sonoro.transport.messages import Cancel, Submit

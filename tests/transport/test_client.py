@@ -8,10 +8,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-
 from engine_processes import CONFIG, LONG, alone, gather, launch, nothing_left, run, until
 from fakes.sine import SineModel
 from fakes.sine_worker import HELD
+
 from sonoro.core.errors import EngineBusy, EngineClosed, EngineCrashed, EngineError, InvalidRequest, UnknownVoice
 from sonoro.core.types import AudioChunk, Finished, SpeechRequest
 from sonoro.transport.client import EngineClient

@@ -6,10 +6,10 @@ import os
 import signal
 
 import pytest
-
 from engine_processes import CONFIG, LONG, alone, engines, gather, launch_fleet, nothing_left, run, until
 from guard import GUARD_S
 from listening import reference
+
 from sonoro.core.errors import (
     CheckpointNotFound,
     ConfigError,

@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-
 from engine_processes import (
     FACTORY,
     LONG,
@@ -25,6 +24,7 @@ from engine_processes import (
     whole_starts,
 )
 from guard import GUARD_S
+
 from sonoro.core.errors import CheckpointNotFound, ConfigError, EngineClosed, EngineCrashed, EngineError
 from sonoro.core.types import SpeechRequest
 from sonoro.transport.client import EngineClient

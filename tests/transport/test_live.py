@@ -6,8 +6,8 @@ import os
 import signal
 
 import pytest
-
 from engine_processes import CONFIG, alone, engines, gather, launch, nothing_left, run, until
+
 from sonoro.core.errors import EngineCrashed, InvalidRequest
 from sonoro.core.types import Finished, SpeechRequest
 from sonoro.transport.client import EngineClient, RequestStream

@@ -6,9 +6,9 @@ import os
 import signal
 
 import pytest
-
 from engine_processes import CONFIG, LONG, engines, gather, launch, nothing_left, run, until
 from listening import reference
+
 from sonoro.core.errors import EngineClosed, EngineCrashed, InvalidRequest, UnknownVoice
 from sonoro.core.types import AudioChunk, Reference, SpeechRequest
 from sonoro.transport.client import EngineClient

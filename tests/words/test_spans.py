@@ -4,9 +4,9 @@ import itertools
 import re
 
 import pytest
-
 from english_texts import SPOKEN
-from sonoro.core.normalize import normalize_english, trace_english
+
+from sonoro.text.english.normalize import normalize_english, trace_english
 from sonoro.words.spans import spoken_words, word_spans
 
 

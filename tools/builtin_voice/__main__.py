@@ -24,7 +24,8 @@ import torch
 
 from builtin_voice import recipe, settings
 from builtin_voice.training import Run, Unfinished
-from sonoro.core.machine import commit_of_checkout, processor, usable_cores
+from sonoro.bench.machine import commit_of_checkout, processor
+from sonoro.core.config import usable_cores
 
 EXIT_UNFINISHED = 75
 CORPUS_ROWS = 92_000

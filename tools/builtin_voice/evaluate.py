@@ -39,8 +39,8 @@ from builtin_voice.readings import Ears, Heard, Job, Journal, Scored, Spoken
 from builtin_voice.word_errors import word_error_rate
 from sonoro import TTS, api
 from sonoro.api import Audio, AudioPiece
-from sonoro.core.config import EngineConfig
-from sonoro.core.machine import commit_of_checkout, gpu_driver, processor, usable_cores
+from sonoro.bench.machine import commit_of_checkout, gpu_driver, processor
+from sonoro.core.config import EngineConfig, usable_cores
 
 TEACHER = Path(__file__).with_name("teacher.json")
 SECTIONS = ("sentences", "words", "mixed", "paths", "speed")
@@ -255,7 +255,7 @@ def digest(texts: list[str]) -> str:
 
 def fingerprint(model: str) -> str:
     """A hash of all files of the checkpoint."""
-    folder = Path(sonoro.__file__).parent / "voices" / "builtin" if model == "builtin" else Path(model)
+    folder = Path(sonoro.__file__).parent / "builtin_voice" if model == "builtin" else Path(model)
     weights = sorted(folder.rglob("*.safetensors")) + sorted(folder.rglob("*.json"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in weights)).hexdigest()[:16]
 

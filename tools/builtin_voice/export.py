@@ -12,13 +12,13 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from sonoro.core.errors import OutputError
-from sonoro.models.model_files import MODEL_FILES
 from sonoro.models.qwen3_tts.backbone import Talker
 from sonoro.models.qwen3_tts.config import read_configs
 from sonoro.models.qwen3_tts.decoder import CodecDecoder
 from sonoro.models.qwen3_tts.encoder import CodecEncoder
 from sonoro.models.qwen3_tts.voice import SpeakerEncoder
 from sonoro.models.qwen3_tts.weights import CODEC_FILE, FILES, codec_fusions, main_fusions
+from sonoro.models.shared.model_files import MODEL_FILES
 from sonoro.nn import stored
 from sonoro.nn.weights import Fusion, Shape
 

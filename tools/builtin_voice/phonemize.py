@@ -1,9 +1,9 @@
 """Texts to the phonemes that the teacher Kokoro reads, American and British: misaki with a light part-of-speech tagger.
 
 `python -m builtin_voice.phonemize corpus.txt phonemes.jsonl.xz` normalises each line as the voice does
-(`sonoro.core.normalize`) and writes a JSON object for it, in the order of the corpus: its number `row`, its normalised
-`text`, and its phonemes in each accent. Lines with something that cannot be spoken are dropped, and counted. espeak-ng
-handles words that misaki's dictionaries lack. Needs `requirements.txt`; the machine that synthesises does not.
+(`sonoro.text.english.normalize`) and writes a JSON object for it, in the order of the corpus: its number `row`, its
+normalised `text`, and its phonemes in each accent. Lines with something that cannot be spoken are dropped, and counted.
+espeak-ng handles words that misaki lacks. Needs `requirements.txt`; the machine that synthesises does not.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from builtin_voice.kokoro.teacher import MAX_PHONEMES
-from sonoro.core.machine import usable_cores
-from sonoro.core.normalize import normalize_english
+from sonoro.core.config import usable_cores
+from sonoro.text.english.normalize import normalize_english
 
 ACCENTS = ("us", "gb")
 UNKNOWN = "❓"

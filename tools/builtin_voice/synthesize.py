@@ -13,7 +13,7 @@ from pathlib import Path
 
 from builtin_voice import shards
 from builtin_voice.flite import SAMPLE_RATE, VOICES, Flite
-from sonoro.core.machine import usable_cores
+from sonoro.core.config import usable_cores
 
 SHARD_UTTERANCES = 256
 

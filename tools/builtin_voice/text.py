@@ -23,7 +23,7 @@ from builtin_voice.mixed import judged_texts
 from builtin_voice.slots import Demand, Slots, frequent_by_kind
 from builtin_voice.templates import Writer
 from builtin_voice.words import Lexicon, read_lexicon
-from sonoro.core.normalize import normalize_english
+from sonoro.text.english.normalize import normalize_english
 
 TEXTS = 98_000
 FREQUENT_WORDS = 20_000

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sonoro.core.normalize import normalize_english
+from sonoro.text.english.normalize import normalize_english
 
 _WRITTEN = ((re.compile(r"\b(\d{1,2})\.(\d\d)(?= ?[ap]\.?m\b)", re.IGNORECASE), r"\1:\2"),)
 _SPOKEN = (

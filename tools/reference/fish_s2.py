@@ -4,7 +4,7 @@
 
 `--source` is a checkout of github.com/fishaudio/fish-speech at 3dd1f85 (under the Fish Audio Research License; nothing
 of it is stored). Runs in an environment of its own (requirements.txt beside this file), and imports only the tests'
-checkpoint writer. The format is that of qwen3_tts.py beside it; tests/tiny_dual_ar.py defines the contents.
+checkpoint writer. The format is that of qwen3_tts.py beside it; tests/support/tiny_dual_ar.py defines the contents.
 """
 
 import argparse

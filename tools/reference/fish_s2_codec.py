@@ -1,4 +1,4 @@
-"""Run the official Fish Audio S2 codec with the tiny weights of tests/tiny_fish_codec.py and store its results.
+"""Run the official Fish Audio S2 codec with the tiny weights of tests/support/tiny_fish_codec.py and store its results.
 
     python fish_s2_codec.py --source FOLDER --out tests/assets/fish_s2
 

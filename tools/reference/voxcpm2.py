@@ -4,7 +4,7 @@
 
 Needs voxcpm==2.0.3 (Apache License 2.0; nothing of it is stored) in an environment of its own (requirements.txt beside
 this file). Imports only the tests' checkpoint writer. The format is that of qwen3_tts.py beside it;
-tests/tiny_vox_lm.py defines the contents.
+tests/support/tiny_vox_lm.py defines the contents.
 """
 
 import argparse
@@ -32,10 +32,9 @@ from tokenizers import Tokenizer
 sys.modules["torchaudio"] = types.ModuleType("torchaudio")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
-from voxcpm.model import voxcpm2 as official  # noqa: E402
-
 import tiny_vox  # noqa: E402
 from tiny_checkpoint import digest  # noqa: E402
+from voxcpm.model import voxcpm2 as official  # noqa: E402
 
 Facts = dict[str, Any]
 Tensors = dict[str, np.ndarray]

@@ -1,4 +1,4 @@
-"""Run the official AudioVAE v2 of VoxCPM2 with the tiny weights of tests/tiny_vox_codec.py and store its results.
+"""Run the official AudioVAE v2 with the tiny weights of tests/support/tiny_vox_codec.py and store its results.
 
     python voxcpm2_vae.py --out tests/assets/voxcpm2
 

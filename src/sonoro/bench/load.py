@@ -15,11 +15,12 @@ from urllib.parse import urlsplit
 from sonoro.bench.client import SpeechClient, Target
 from sonoro.bench.dataset import BUILTIN, Prompt, cloned, prompts
 from sonoro.bench.level import Level, asks
+from sonoro.bench.machine import gpu_driver, processor
 from sonoro.bench.metrics import figures, judge
 from sonoro.bench.report import Report
 from sonoro.bench.workers import LEAD_S, Workers
+from sonoro.core.config import usable_cores
 from sonoro.core.errors import ConfigError, EngineError
-from sonoro.core.machine import gpu_driver, processor, usable_cores
 
 __all__ = ["FACTS", "MAX_LAG_MS", "LoadBench", "ServeBench", "facts_of_server", "run"]
 

@@ -11,9 +11,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from sonoro.core import report
+from sonoro.bench import results as report
+from sonoro.bench.machine import processor, rounded
 from sonoro.core.errors import ConfigError
-from sonoro.core.machine import processor, rounded
 
 __all__ = ["HIGHER_IS_BETTER", "LOWER_IS_BETTER", "Report", "compare", "load_of", "read_results", "show_comparison"]
 

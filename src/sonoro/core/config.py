@@ -18,7 +18,6 @@ from typing import Any, Self
 import yaml
 
 from sonoro.core.errors import ConfigError, suggestion
-from sonoro.core.text import MIN_BOUND_S, MIN_MAX_CHARACTERS
 
 __all__ = [
     "CODEC_DTYPES",
@@ -142,6 +141,13 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 """By the declared type of a field: a check of its value, and the message if that fails."""
 
 
+MIN_BOUND_S = 5.0
+"""The least bound of a segment: a single word may be drawn out, or follow a breath."""
+
+MIN_MAX_CHARACTERS = 16
+"""The lowest `max_characters`."""
+
+
 @dataclass(frozen=True)
 class EngineConfig(Settings):
     """Capacity, batching and precision of an engine. Raises `ConfigError` naming field, value and limit.
@@ -149,7 +155,7 @@ class EngineConfig(Settings):
     Capacity. `slots`: requests that run at once; `max_waiting`: requests that may wait for a slot. `max_positions`:
     backbone positions of a slot, prompt and frames; `max_frames`: frames of a segment; `max_text`: pending text ids of
     a slot. `bounds_by_text`: limit a segment's frames by the length of its text, unless the request does.
-    `max_characters`: letters of a segment (as `core.text.spoken_length` counts). `max_live_characters`: characters of a
+    `max_characters`: letters of a segment (as `text.splitting` counts). `max_live_characters`: characters of a
     live request; `live_max_s`: seconds of audio of a live segment, which bounds its letters too. `max_voices`: voices
     cached by the engine; `max_registered_voices`: uploaded voices, stored in `voices_folder`, a folder or the URL of a
     bucket (in memory if empty). `page_positions`: positions of a KV cache page; `pages`: pages shared by all slots,
@@ -383,3 +389,10 @@ def _with_halves(sizes: tuple[int, ...]) -> tuple[int, ...]:
     """`sizes`, with the midpoints of neighbours from 64 on."""
     halves = {(low + high) // 2 for low, high in pairwise(sizes) if low >= 64}
     return tuple(sorted({*sizes, *halves}))
+
+
+def usable_cores() -> int:
+    """How many cores this process may run on: its CPU affinity where the system has that, else all."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 
 from sonoro.core.errors import ConfigError
-from sonoro.core.text import frames_bound
 from sonoro.core.types import SpeechRequest
 from sonoro.engine.decoding import to_pcm16
 from sonoro.engine.words import spelled_out
 from sonoro.models.base import Capacity, Pages
 from sonoro.models.words import ShowsWords
 from sonoro.runtime.ring import upload
+from sonoro.text.splitting import frames_bound
 from sonoro.words.calibration import Candidate, Reading, candidates, choose, judge
 from sonoro.words.heads import WordHeads
 from sonoro.words.spans import spoken_words, word_spans

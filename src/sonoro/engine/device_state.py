@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sonoro.compile.variants import is_recorded
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError
 from sonoro.models.base import Capacity, Codec, CodecChoice, SlotState, SpeechModel, TextPromptModel
 from sonoro.runtime.memory import MemoryBudget, device_memory, plan_pages, report
-from sonoro.runtime.variants import is_recorded
 
 __all__ = [
     "CHECKED_BATCH",

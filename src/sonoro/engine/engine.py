@@ -20,12 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from sonoro.core.config import EngineConfig
-from sonoro.core.encoded_voice import EncodedVoice
 from sonoro.core.errors import EngineBusy, EngineError, InvalidRequest, border
-from sonoro.core.phases import Phases
 from sonoro.core.types import AudioChunk, Event, Failed, Finished, FinishReason, Reference, SpeechRequest
 from sonoro.core.words import Word
 from sonoro.engine.found_heads import FoundHeads
+from sonoro.engine.phases import Phases
 from sonoro.engine.prompts import Prompts
 from sonoro.engine.request import Playback, Progress, RunningRequest
 from sonoro.engine.runner import Decoded, Launched, Runner
@@ -35,6 +34,7 @@ from sonoro.models.base import SpeechModel, Voice
 from sonoro.models.settings import configure
 from sonoro.models.words import ShowsWords
 from sonoro.runtime.slots import PagePool
+from sonoro.transport.encoded_voice import EncodedVoice
 from sonoro.transport.messages import PrefixCounts
 from sonoro.words.heads import WordHeads
 

@@ -13,8 +13,14 @@ import msgspec
 
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import InvalidRequest
-from sonoro.core.normalize import check_readable
-from sonoro.core.text import (
+from sonoro.core.types import MAX_SEED, SpeechRequest
+from sonoro.engine.request import RunningRequest
+from sonoro.engine.words import RequestWords
+from sonoro.models.base import LiveTextModel, Prompt, SpeechModel, Spoken
+from sonoro.models.words import ShowsWords
+from sonoro.text.english.normalize import check_readable
+from sonoro.text.live_feed import LiveFeed
+from sonoro.text.splitting import (
     SECONDS_PER_LETTER,
     Segment,
     frames_bound,
@@ -23,12 +29,6 @@ from sonoro.core.text import (
     split_text,
     with_lead,
 )
-from sonoro.core.types import MAX_SEED, SpeechRequest
-from sonoro.engine.live_text import LiveFeed
-from sonoro.engine.request import RunningRequest
-from sonoro.engine.words import RequestWords
-from sonoro.models.base import LiveTextModel, Prompt, SpeechModel, Spoken
-from sonoro.models.words import ShowsWords
 
 __all__ = ["Prompts"]
 

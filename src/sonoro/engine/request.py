@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sonoro.core.text import LETTERS_PER_S, Segment
 from sonoro.core.types import FinishReason, SpeechRequest, Timings
-from sonoro.engine.live_text import LiveFeed
+from sonoro.text.live_feed import LiveFeed
+from sonoro.text.splitting import LETTERS_PER_S, Segment
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -22,10 +22,10 @@ from torch import Tensor
 
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import border
-from sonoro.core.phases import Phases
 from sonoro.engine.decoding import Decoding
 from sonoro.engine.device_state import allocate_device_state
 from sonoro.engine.pages import NewPages
+from sonoro.engine.phases import Phases
 from sonoro.engine.request import Allocation, RunningRequest
 from sonoro.engine.scheduler import LateText, Plan
 from sonoro.models.base import LiveTextModel, Pages, SlotState, SpeechModel, TextPromptModel

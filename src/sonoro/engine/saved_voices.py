@@ -8,9 +8,9 @@ from __future__ import annotations
 import msgspec
 import safetensors.torch
 
-from sonoro.core.encoded_voice import FORMAT, read_metadata, with_metadata
 from sonoro.core.errors import EngineError
 from sonoro.models.base import SavedVoice
+from sonoro.transport.encoded_voice import FORMAT, read_metadata, with_metadata
 
 __all__ = ["dump", "parse"]
 

@@ -19,13 +19,13 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from sonoro.core.audio import MAX_REFERENCE_S
+from sonoro.audio.files import MAX_REFERENCE_S
 from sonoro.core.config import EngineConfig
-from sonoro.core.encoded_voice import EncodedVoice
 from sonoro.core.errors import InvalidReference, border
 from sonoro.core.types import Reference, SpeechRequest
 from sonoro.engine.saved_voices import dump, parse
 from sonoro.models.base import CloningModel, EmbeddingModel, SpeechModel, Voice
+from sonoro.transport.encoded_voice import EncodedVoice
 
 __all__ = ["Inline", "Voices", "content_hash"]
 

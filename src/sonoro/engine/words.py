@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sonoro.core.normalize import trace_english
-from sonoro.core.text import Segment
 from sonoro.core.words import Fault, FaultKind, Word
 from sonoro.models.words import MOST_COLUMNS
+from sonoro.text.english.normalize import trace_english
+from sonoro.text.splitting import Segment
 from sonoro.words.spans import SpokenWord, spoken_words, word_spans
 from sonoro.words.tracking import Pointing, SegmentClock, Trouble
 

@@ -29,19 +29,19 @@ from typing import NoReturn
 import msgspec
 import torch
 
+from sonoro.compile.cache import Compiling, Standby, compiling, may_stand_by
+from sonoro.compile.variants import read_triton_key
 from sonoro.core.config import is_log_json, log_level, see_gpus
-from sonoro.core.encoded_voice import EncodedVoice
 from sonoro.core.errors import ConfigError, ErrorFacts, SonoroError, border
 from sonoro.core.logs import configure_logging
-from sonoro.core.phases import Phases
 from sonoro.core.types import Failed
 from sonoro.engine.engine import Engine
-from sonoro.engine.kernel_cache import Compiling, Standby, compiling, may_stand_by
+from sonoro.engine.phases import Phases
 from sonoro.models.base import LoadedModel
 from sonoro.runtime.kernels import card, fallbacks
 from sonoro.runtime.memory import device_memory, map_in_pieces
-from sonoro.runtime.variants import read_triton_key
 from sonoro.transport.channel import WorkerLink, remove_endpoint
+from sonoro.transport.encoded_voice import EncodedVoice
 from sonoro.transport.messages import (
     DEFAULT_FACTORY,
     AppendText,
@@ -208,7 +208,7 @@ def check_memory(settings: WorkerSettings) -> None:
     device = torch.device("cuda" if settings.device == "auto" else settings.device)
     if device.type == "cuda" and (memory := device_memory(device)) is not None:
         # Imported here: other factories start .4 s sooner without the registry.
-        footprint = importlib.import_module("sonoro.engine.footprint")
+        footprint = importlib.import_module("sonoro.compile.footprint")
         footprint.refuse_what_does_not_fit(settings.model, settings.config, card(device), memory[0], settings.dtype)
 
 

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from sonoro.core.errors import ConfigError
 from sonoro.core.types import ModelSpec, OptionValue, Reference, SamplingParams, SpeechRequest
-from sonoro.models.codec_choice import CodecChoice
+from sonoro.models.shared.codec_choice import CodecChoice
 from sonoro.runtime.sampling import SamplingControls
+from sonoro.text.live_feed import LiveText
 
 __all__ = [
     "Capacity",
@@ -165,21 +166,6 @@ class Pages(NamedTuple):
 
     numbers: Sequence[int]
     cached: int = 0
-
-
-class LiveText(Protocol):
-    """Incremental tokeniser of one live segment: text arrives in pieces, and each frame takes the next id."""
-
-    max_letters: int
-
-    def letters(self, text: str) -> int:
-        """How much of `max_letters` the text of a segment uses."""
-
-    def feed(self, text: str) -> list[int]:
-        """Append `text`; returns the next ids, only those that no later text can change."""
-
-    def finish(self) -> list[int]:
-        """The remaining ids, with those that end a text; empty if the whole segment has nothing to speak."""
 
 
 class SlotState(Protocol):

@@ -19,9 +19,9 @@ import torch
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, ConfigError
 from sonoro.models.base import Description, LoadedModel
 from sonoro.models.fish_s2 import model as fish_s2
-from sonoro.models.loading import Family
 from sonoro.models.qwen3_tts import model as qwen3_tts
 from sonoro.models.settings import configure
+from sonoro.models.shared.loading import Family
 from sonoro.models.voxcpm2 import model as voxcpm2
 from sonoro.ops.device import Card, card, is_recorded
 from sonoro.runtime.kernels import use_own_plans
@@ -160,7 +160,7 @@ def _find(model: str | Path | None, *, is_dummy: bool) -> _Source:
 
 
 def _builtin() -> Path:
-    folder = Path(str(resources.files("sonoro"))) / "voices" / BUILTIN
+    folder = Path(str(resources.files("sonoro"))) / "builtin_voice"
     if not folder.is_dir():
         raise CheckpointNotFound(f"the built-in voice is missing from this installation ({folder}); name a model")
     return folder
@@ -185,7 +185,7 @@ def _from_folder(folder: Path, name: str) -> _Source:
 
 def _from_hub(hub_id: str, *, is_dummy: bool) -> _Source:
     """The source in the hub's local cache, after downloading what is missing."""
-    snapshot = importlib.import_module("sonoro.models.hub").snapshot
+    snapshot = importlib.import_module("sonoro.models.shared.hub").snapshot
     # config.json first: it shows whether the rest, gigabytes, is supported.
     source = _from_folder(snapshot(hub_id, ["config.json"]), hub_id.split("/")[1])
     files = [name for name in source.family.hub_files if not (is_dummy and name.endswith((".safetensors", ".pth")))]

@@ -1,7 +1,7 @@
 """Capabilities of a device, from which kernels' block sizes are chosen; and seeded random generators.
 
 Operations on tensors of torch's "meta" device record which kernels are launched, for a GPU that need not be present
-(`sonoro.runtime.variants`).
+(`sonoro.compile.variants`).
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from torch import Tensor
 from sonoro.core.errors import ConfigError, EngineError, border
 from sonoro.models import registry
 from sonoro.models.base import Capacity, CloningModel, LoadedModel, Pages, ProfiledModel, Prompt, SpeechModel, Voice
-from sonoro.models.codec_choice import dtype_name
+from sonoro.models.shared.codec_choice import dtype_name
 from sonoro.models.words import ShowsWords
 from sonoro.profile.report import Report
 from sonoro.profile.requests import Subject, speech_request

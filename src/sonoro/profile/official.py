@@ -23,7 +23,7 @@ import torch
 from sonoro.core.errors import EngineError
 from sonoro.core.types import SamplingParams, SpeechRequest
 from sonoro.models.base import LoadedModel
-from sonoro.models.codec_choice import snr_db
+from sonoro.models.shared.codec_choice import snr_db
 from sonoro.ops.sample import normal_noise
 from sonoro.profile.spoken import allocate, speak
 

@@ -9,8 +9,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from sonoro.core import report
-from sonoro.core.machine import gpu_driver, processor
+from sonoro.bench import results as report
+from sonoro.bench.machine import gpu_driver, processor
 
 __all__ = ["Report", "has_gpu"]
 

@@ -21,8 +21,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from sonoro.compile.variants import Variant, compile_variant, compilers, recording
+from sonoro.core.config import usable_cores
 from sonoro.core.errors import ConfigError
-from sonoro.core.machine import usable_cores
 from sonoro.models.registry import check_units
 from sonoro.ops.device import Card, card
 from sonoro.ops.eight_bits import EIGHT_BITS, quantize
@@ -42,7 +43,6 @@ from sonoro.ops.plans import (
 )
 from sonoro.profile.timing import median_ms
 from sonoro.runtime.kernels import plans_of
-from sonoro.runtime.variants import Variant, compile_variant, compilers, recording
 
 try:
     from triton.errors import TritonError

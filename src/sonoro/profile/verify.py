@@ -18,15 +18,15 @@ import msgspec
 import torch
 from torch import nn
 
-from sonoro.core.audio import from_pcm16, write_audio
+from sonoro.audio.files import from_pcm16, write_audio
+from sonoro.compile.cache import compiling
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import EngineError, border
 from sonoro.core.types import AudioChunk, Failed, Finished, SpeechRequest
 from sonoro.engine.engine import Engine
-from sonoro.engine.kernel_cache import compiling
 from sonoro.models import registry
 from sonoro.models.base import CodecChoice, LoadedModel
-from sonoro.models.codec_choice import LEAST_DB, dtype_name, no_tf32, peaks, snr_db
+from sonoro.models.shared.codec_choice import LEAST_DB, dtype_name, no_tf32, peaks, snr_db
 from sonoro.ops.dispatch import Operation, fallbacks, references_alone
 from sonoro.profile import official
 from sonoro.profile.report import Report

@@ -22,7 +22,7 @@ from urllib.parse import unquote, urlsplit
 
 import httpcore2
 
-from sonoro.core.audio import read_reference
+from sonoro.audio.files import read_reference
 from sonoro.core.errors import InvalidReference, SonoroError
 from sonoro.core.types import Reference, ReferenceUse
 from sonoro.server.errors import TooManyRequests

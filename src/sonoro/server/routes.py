@@ -10,9 +10,9 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from sonoro.audio.encoders import CONTENT_TYPES
 from sonoro.core.types import ModelSpec
 from sonoro.server.batch import RESULTS_SCHEMA, BatchResponse, read_batch
-from sonoro.server.encode import CONTENT_TYPES
 from sonoro.server.errors import Answers, NotReady, TooManyRequests, refusals
 from sonoro.server.middleware import CLIENT_GONE, Budget
 from sonoro.server.schemas import BatchBody, SpeechBody, parse, schema_of

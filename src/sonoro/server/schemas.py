@@ -13,7 +13,8 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
-from sonoro.core.audio import MAX_REFERENCE_S
+from sonoro.audio.encoders import FORMATS, MAX_BIT_RATE, MAX_RATE, MAX_SPEED, MIN_BIT_RATE, MIN_RATE, MIN_SPEED
+from sonoro.audio.files import MAX_REFERENCE_S
 from sonoro.core.errors import InvalidReference, InvalidRequest
 from sonoro.core.types import (
     MAX_ATTEMPTS,
@@ -27,7 +28,6 @@ from sonoro.core.types import (
     VoiceMode,
 )
 from sonoro.server.config import OPENAI_VOICES
-from sonoro.server.encode import FORMATS, MAX_BIT_RATE, MAX_RATE, MAX_SPEED, MIN_BIT_RATE, MIN_RATE, MIN_SPEED
 from sonoro.server.recordings import Recordings
 
 __all__ = [

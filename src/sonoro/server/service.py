@@ -17,12 +17,12 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.requests import HTTPConnection
 
+from sonoro.audio.encoders import Encoder, Encoding, encoder_threads
+from sonoro.core.config import MIN_BOUND_S
 from sonoro.core.errors import EngineClosed, EngineError, InvalidRequest, SonoroError, UnknownVoice
 from sonoro.core.logs import log_event
-from sonoro.core.text import MIN_BOUND_S, SECONDS_PER_LETTER, spoken_length
 from sonoro.core.types import ModelSpec, SpeechRequest, VoiceFacts, is_speakable
 from sonoro.server.config import OPENAI_VOICES, ServerConfig
-from sonoro.server.encode import Encoder, Encoding, encoder_threads
 from sonoro.server.errors import AnswerTooLarge, NotReady, Refusal, Unauthorized, UnknownModel
 from sonoro.server.metrics import EngineState, Metrics, Observation
 from sonoro.server.middleware import Budget, RequestBodies
@@ -30,6 +30,7 @@ from sonoro.server.recordings import Recordings
 from sonoro.server.schemas import SpeechBody, read_references, speech_request
 from sonoro.server.stream import NO_ENGINE, AudioBody, EventBody, Gate, JSONBody, Speech
 from sonoro.server.voice_store import VoiceStore
+from sonoro.text.splitting import SECONDS_PER_LETTER, spoken_length
 from sonoro.transport.client import EngineClient
 from sonoro.transport.fleet import Fleet
 from sonoro.transport.launch import cancel_tasks

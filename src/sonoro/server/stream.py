@@ -20,10 +20,10 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from sonoro.audio.encoders import Encoding
 from sonoro.core.errors import EngineError, SonoroError
 from sonoro.core.types import AudioChunk, Finished, SpeechRequest, Timings
 from sonoro.core.words import Word, at_speed
-from sonoro.server.encode import Encoding
 from sonoro.server.errors import (
     AnswerTooLarge,
     NotReady,

@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from sonoro.core.encoded_voice import EncodedVoice, read_facts, with_facts
 from sonoro.core.errors import ConfigError, EngineError, InvalidRequest, UnknownVoice, VoiceExists
 from sonoro.core.types import Reference, VoiceFacts, voice_id
 from sonoro.server.voice_files import Bucket, Files, Folder, Memory
+from sonoro.transport.encoded_voice import EncodedVoice, read_facts, with_facts
 
 __all__ = ["VoiceStore"]
 

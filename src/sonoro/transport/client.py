@@ -13,7 +13,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Self
 
-from sonoro.core.encoded_voice import EncodedVoice
 from sonoro.core.errors import (
     EngineClosed,
     EngineCrashed,
@@ -24,6 +23,7 @@ from sonoro.core.errors import (
     UnknownVoice,
 )
 from sonoro.core.types import AudioChunk, Failed, Finished, Reference, SpeechRequest, check_text
+from sonoro.transport.encoded_voice import EncodedVoice
 from sonoro.transport.launch import EngineProcess, Limits, Started, cancel_tasks
 from sonoro.transport.messages import (
     AppendText,

@@ -13,10 +13,10 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
-from sonoro.core.encoded_voice import EncodedVoice
 from sonoro.core.errors import ConfigError, EngineError
 from sonoro.core.types import Reference, SpeechRequest
 from sonoro.transport.client import EngineClient, RequestStream, VoiceSource
+from sonoro.transport.encoded_voice import EncodedVoice
 from sonoro.transport.launch import Limits, Started, cancel_tasks
 from sonoro.transport.messages import Ready, WorkerSettings
 

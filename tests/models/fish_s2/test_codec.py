@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
-
 from fish_codec import CONFIG, make_codec
+from safetensors import safe_open
+from tiny_codec import close, stream
+from tiny_fish_codec import HOP, codec_tensors, digest
+
 from sonoro.core.errors import CheckpointError
 from sonoro.models.fish_s2 import codec_weights, encoder
 from sonoro.models.fish_s2.codec import CodecConfig, FishCodec
-from tiny_codec import close, stream
-from tiny_fish_codec import HOP, codec_tensors, digest
 
 STORED = Path(__file__).parents[2] / "assets" / "fish_s2" / "codec.safetensors"
 DECODED = ("decode", "short", "past_the_end")

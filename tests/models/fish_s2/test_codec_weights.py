@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
-
 from fish_codec import CONFIG, CPU, make_codec
+from tiny_fish_codec import codec_tensors, sound
+
 from sonoro.models.fish_s2 import codec_weights
 from sonoro.models.fish_s2.codec import CodecConfig
 from sonoro.nn.weights import count_parts
-from tiny_fish_codec import codec_tensors, sound
 
 STALE = {
     "quantizer.post_module.causal_mask": torch.ones(2, 2, dtype=torch.bool),

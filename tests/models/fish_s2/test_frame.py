@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from speaking import capacity
+from tiny_dual_ar import begin_rows, builder, cases, controls, random_prompt, tiny_dual_ar, voice_of
+from tiny_fish import uniforms
 from torch import Tensor
 
 from sonoro.models.fish_s2 import frame as frame_module
 from sonoro.models.fish_s2.backbone import DualAR
 from sonoro.models.fish_s2.frame import frame
 from sonoro.models.fish_s2.state import allocate
-from sonoro.models.slots import DepthState, RowPrompt
+from sonoro.models.shared.slots import DepthState, RowPrompt
 from sonoro.ops.repetition_aware import nucleus_argmax
-from speaking import capacity
-from tiny_dual_ar import begin_rows, builder, cases, controls, random_prompt, tiny_dual_ar, voice_of
-from tiny_fish import uniforms
 
 CAPACITY = capacity(slots=5, positions=256, frames=40, text=1)
 

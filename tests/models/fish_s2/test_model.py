@@ -4,12 +4,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor
-
 import tiny_fish
+import torch
 from listening import audio, drain, end
 from resolving import Engine
+from speaking import begin, capacity
+from tiny_dual_ar import cases, voice_of
+from tiny_fish_codec import HOP
+from torch import Tensor
+
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import (
     InvalidReference,
@@ -24,9 +27,6 @@ from sonoro.models.base import SavedVoice, SpeechModel, Voice
 from sonoro.models.fish_s2.config import model_config
 from sonoro.models.fish_s2.model import spec_of
 from sonoro.models.fish_s2.prompt import FishVoice
-from speaking import begin, capacity
-from tiny_dual_ar import cases, voice_of
-from tiny_fish_codec import HOP
 
 GREEDY = SamplingParams(temperature=0)
 TURNS = "<|speaker:0|>One of them. " + "word " * 18 + "<|speaker:1|> Another one. " + "word " * 18

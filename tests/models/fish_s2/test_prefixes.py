@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor
-
 import tiny_fish
+import torch
 from listening import drain, end
+from torch import Tensor
+from watched import PAGE, Watched, alone
+
 from sonoro.core.types import Finished, Reference, SpeechRequest
 from sonoro.models.base import SpeechModel
 from sonoro.models.fish_s2.model import FAMILY
-from watched import PAGE, Watched, alone
 
 SHARED = 24
 TURNS = "<|speaker:0|>One of them. " + "word " * 30 + "<|speaker:1|> Another one. " + "word " * 30

@@ -5,15 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-
 import tiny_fish
+import torch
+from tiny_dual_ar import builder, cases, controls, tiny_config, voice_of
+
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, InvalidRequest
 from sonoro.models.base import Voice
 from sonoro.models.fish_s2.config import model_config
 from sonoro.models.fish_s2.prompt import ConversationBuilder, FishVoice, split_turns, stand_in
 from sonoro.nn.tokenizer import TextTokenizer
-from tiny_dual_ar import builder, cases, controls, tiny_config, voice_of
 
 
 @pytest.mark.parametrize("name", ["plain", "reference", "references", "turns", "turns_and_reference"])

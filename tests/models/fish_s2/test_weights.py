@@ -5,18 +5,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
-
 import tiny_fish
+import torch
 from reference_assets import load as stored_cases
+from safetensors.torch import load_file, save_file
+from tiny_checkpoint import digest
+from tiny_dual_ar import tiny_config, tiny_dual_ar
+
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, TensorMismatch
 from sonoro.models import registry
 from sonoro.models.fish_s2 import weights
 from sonoro.models.fish_s2.config import ModelConfig, model_config
-from sonoro.models.model_files import MODEL_FILES
-from tiny_checkpoint import digest
-from tiny_dual_ar import tiny_config, tiny_dual_ar
+from sonoro.models.shared.model_files import MODEL_FILES
 
 CPU = torch.device("cpu")
 

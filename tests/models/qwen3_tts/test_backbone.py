@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from reference_assets import Case
+from tiny_talker import controls, random_prompt, reference_prompt, stored_tensors, tiny_config, tiny_talker
 from torch import Tensor
 
 from builtin_voice.forwards import embed_prompt, predictor_logits, talker_forward
-from reference_assets import Case
 from sonoro.models.qwen3_tts import backbone
 from sonoro.models.qwen3_tts.backbone import Talker
 from sonoro.models.qwen3_tts.prompt import TalkerPrompt
-from tiny_talker import controls, random_prompt, reference_prompt, stored_tensors, tiny_config, tiny_talker
 
 Reference = Callable[[str], dict[str, Case]]
 LAYOUTS = ("stream", "whole")

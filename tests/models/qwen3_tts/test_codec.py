@@ -3,16 +3,16 @@ import math
 
 import pytest
 import torch
-
 from reference_assets import audio_of
+from tiny_checkpoint import write_checkpoint
+from tiny_codec import FRAMES, RELEASED, RELEASED_ENCODER, SMALL, close, draw, fill, make_codec, stream
+
 from sonoro.core.errors import CheckpointError
 from sonoro.models.qwen3_tts import weights
 from sonoro.models.qwen3_tts.codec import CodecDecoder, Qwen3Codec
 from sonoro.models.qwen3_tts.config import read_configs
 from sonoro.models.qwen3_tts.encoder import CodecEncoder
 from sonoro.nn.weights import stored_shapes
-from tiny_checkpoint import write_checkpoint
-from tiny_codec import FRAMES, RELEASED, RELEASED_ENCODER, SMALL, close, draw, fill, make_codec, stream
 
 
 @pytest.fixture(scope="module")

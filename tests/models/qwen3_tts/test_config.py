@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_checkpoint import write_checkpoint
 
 from sonoro.core.errors import CheckpointError, CheckpointNotFound
 from sonoro.core.types import SpeechRequest
 from sonoro.models.qwen3_tts.config import RELEASED, GenerationConfig, read_configs, released_configs
 from sonoro.models.qwen3_tts.model import spec_of
-from tiny_checkpoint import write_checkpoint
 
 CUSTOM_VOICES = ("serena", "vivian", "uncle_fu", "ryan", "aiden", "ono_anna", "sohee", "eric", "dylan")
 

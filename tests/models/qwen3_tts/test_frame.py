@@ -8,16 +8,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+from reference_assets import Case
+from speaking import capacity
+from tiny_talker import begin_talker, controls, random_prompt, reference_prompt, tiny_config, tiny_talker
 from torch import Tensor
 
 from builtin_voice.forwards import embed_prompt, predictor_logits, talker_forward
-from reference_assets import Case
 from sonoro.models.qwen3_tts.backbone import Talker
 from sonoro.models.qwen3_tts.frame import frame
 from sonoro.models.qwen3_tts.prompt import TalkerPrompt
 from sonoro.models.qwen3_tts.state import FrameState, allocate
-from speaking import capacity
-from tiny_talker import begin_talker, controls, random_prompt, reference_prompt, tiny_config, tiny_talker
 
 PAD = tiny_config().tts_pad_token_id
 CAPACITY = capacity(slots=5, positions=96, frames=40, text=24)

@@ -9,25 +9,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import english_texts
 import msgspec
 import numpy as np
 import pytest
 import torch
-from tokenizers import models
-
-import english_texts
 from listening import audio, drain, end
 from resolving import Engine
+from speaking import begin, capacity
+from tiny_checkpoint import vocabulary, write_checkpoint
+from tiny_talker import tiny_config
+from tokenizers import models
+
 from sonoro.core.config import EngineConfig
-from sonoro.core.normalize import normalize_english
 from sonoro.core.types import Event, Reference, SpeechRequest
 from sonoro.models import registry
 from sonoro.models.qwen3_tts.live_text import LiveSegment, LiveTokens
 from sonoro.models.qwen3_tts.model import FAMILY
 from sonoro.models.qwen3_tts.prompt import PromptBuilder, TextTokenizer
-from speaking import begin, capacity
-from tiny_checkpoint import vocabulary, write_checkpoint
-from tiny_talker import tiny_config
+from sonoro.text.english.normalize import normalize_english
 
 ALPHABETS = (
     "the world is speaking I'll we've it's don't HE'S 'twas ",

@@ -9,18 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from reference_assets import Case
+from speaking import begin, capacity
+from tiny_checkpoint import TOPOLOGIES, VARIANTS, write_checkpoint
+from tiny_talker import voice_of
 from torch import Tensor
 
-from reference_assets import Case
 from sonoro.core.errors import InvalidReference, InvalidRequest, UnknownLanguage, UnknownVoice
 from sonoro.core.types import OptionValue, Reference, SamplingParams, SpeechRequest
 from sonoro.models import registry
 from sonoro.models.base import SpeechModel, Voice
 from sonoro.models.qwen3_tts.config import RELEASED, Configs, read_configs, released_configs
 from sonoro.models.qwen3_tts.model import spec_of
-from speaking import begin, capacity
-from tiny_checkpoint import TOPOLOGIES, VARIANTS, write_checkpoint
-from tiny_talker import voice_of
 
 
 @pytest.fixture(scope="module")

@@ -4,14 +4,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from reference_assets import Case
+from tiny_talker import controls, tiny_config
 from torch import Tensor
 
-from reference_assets import Case
 from sonoro.models.qwen3_tts.config import TalkerConfig
 from sonoro.models.qwen3_tts.sampling import mask_first, sample_code, sampling_controls
 from sonoro.ops.sample import keep_top_k, keep_top_p
 from sonoro.runtime.sampling import BatchSampling, SamplingControls, SamplingState
-from tiny_talker import controls, tiny_config
 
 CONFIG: TalkerConfig = tiny_config().talker_config
 CODES = CONFIG.vocab_size - 1024

@@ -5,6 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
+from tiny_checkpoint import write_checkpoint
 from tokenizers import models, pre_tokenizers
 
 from sonoro.models import registry
@@ -12,7 +13,6 @@ from sonoro.models.qwen3_tts import prompt
 from sonoro.models.qwen3_tts.live_text import LiveTokens
 from sonoro.models.qwen3_tts.prompt import SPLITS, TextTokenizer
 from sonoro.models.settings import configure
-from tiny_checkpoint import write_checkpoint
 
 HUB_ID = "someone/Tiny"
 
@@ -72,7 +72,7 @@ def test_a_local_folder_is_split_as_the_official_package_would(
 def test_a_hub_id_keeps_the_split_it_was_made_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_checkpoint(tmp_path)
     monkeypatch.setattr(prompt, "_MISTRAL_FROM", 10)
-    monkeypatch.setattr("sonoro.models.hub.snapshot_download", lambda hub_id, *, allow_patterns: str(tmp_path))
+    monkeypatch.setattr("sonoro.models.shared.hub.snapshot_download", lambda hub_id, *, allow_patterns: str(tmp_path))
 
     def split(model: str | Path, **settings: str) -> str:
         loaded = registry.load(model, device="cpu").model

@@ -10,10 +10,11 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-
 from listening import audio, drain, end, speak
 from reference_assets import Case, audio_of
 from resolving import Engine
+from tiny_checkpoint import write_checkpoint
+
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import InvalidReference, InvalidRequest, TensorMismatch
 from sonoro.core.types import Reference, SpeechRequest
@@ -23,7 +24,6 @@ from sonoro.models.qwen3_tts import weights
 from sonoro.models.qwen3_tts.config import Configs, read_configs
 from sonoro.models.qwen3_tts.voice import SpeakerEncoder, encode_voice, log_mel, mel_filterbank
 from sonoro.models.qwen3_tts.weights import Modules
-from tiny_checkpoint import write_checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -12,16 +12,16 @@ import pytest
 import safetensors.torch
 import torch
 from safetensors.numpy import load_file, save_file
+from tiny_checkpoint import TOPOLOGIES, VARIANTS, state_dicts, write_checkpoint
 
 from builtin_voice.export import export_checkpoint
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, TensorMismatch
 from sonoro.models import registry
-from sonoro.models.model_files import MODEL_FILES
 from sonoro.models.qwen3_tts import weights
 from sonoro.models.qwen3_tts.config import RELEASED, Configs, read_configs, released_configs
 from sonoro.models.qwen3_tts.weights import CODEC_FILE, Modules, unused_shapes
+from sonoro.models.shared.model_files import MODEL_FILES
 from sonoro.nn import torch_file
-from tiny_checkpoint import TOPOLOGIES, VARIANTS, state_dicts, write_checkpoint
 
 CPU = torch.device("cpu")
 

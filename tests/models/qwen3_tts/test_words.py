@@ -6,11 +6,14 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from full_attention import assert_shares_of, full_attention
+from reference_assets import Case
+from speaking import capacity
+from tiny_checkpoint import write_checkpoint
+from tiny_talker import begin_talker, controls, reference_prompt, tiny_config, tiny_talker
 from torch import Tensor
 
 from builtin_voice.forwards import embed_prompt
-from full_attention import assert_shares_of, full_attention
-from reference_assets import Case
 from sonoro.core.errors import CheckpointError
 from sonoro.core.types import SpeechRequest
 from sonoro.models import registry
@@ -21,9 +24,6 @@ from sonoro.models.qwen3_tts.state import FrameState, allocate
 from sonoro.models.words import ShowsWords
 from sonoro.words.heads import FILE, WordHeads, read_heads, write_heads
 from sonoro.words.tracking import Pointing
-from speaking import capacity
-from tiny_checkpoint import write_checkpoint
-from tiny_talker import begin_talker, controls, reference_prompt, tiny_config, tiny_talker
 
 PAD = tiny_config().tts_pad_token_id
 CAPACITY = capacity(slots=3, positions=96, frames=40, text=24)

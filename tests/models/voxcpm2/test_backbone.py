@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from reference_assets import Case
+from tiny_vox_lm import cases, tiny_lm
 from torch import Tensor
 
-from reference_assets import Case
 from sonoro.core.errors import CheckpointError
 from sonoro.models.voxcpm2.backbone import VoxLM
 from sonoro.models.voxcpm2.config import lm_config, local_config, read
 from sonoro.models.voxcpm2.flow import MOST_STEPS
 from sonoro.nn.flow import schedule
 from sonoro.nn.transformer import causal_attention, rotate
-from tiny_vox_lm import cases, tiny_lm
 
 STEPS = range(2, MOST_STEPS + 1)
 

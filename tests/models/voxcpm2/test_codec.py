@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
-
 from capture import device_only
-from sonoro.core.errors import CheckpointError
-from sonoro.models.base import Voice
-from sonoro.models.voxcpm2 import codec_weights
-from sonoro.models.voxcpm2.codec import CodecConfig, VoxCodec
+from safetensors import safe_open
 from tiny_codec import close, stream
 from tiny_fish_codec import digest, sound
 from tiny_vox_codec import ENCODER_HOP, HOP, PATCH, codec_tensors
 from vox_codec import CONFIG, make_codec
+
+from sonoro.core.errors import CheckpointError
+from sonoro.models.base import Voice
+from sonoro.models.voxcpm2 import codec_weights
+from sonoro.models.voxcpm2.codec import CodecConfig, VoxCodec
 
 STORED = Path(__file__).parents[2] / "assets" / "voxcpm2" / "vae.safetensors"
 ENCODED = [(1, "right"), (40, "left"), (41, "left"), (41, "right"), (2999, "left"), (2999, "right")]

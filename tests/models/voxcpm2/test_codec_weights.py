@@ -5,15 +5,15 @@ import math
 import pytest
 import torch
 from safetensors.torch import save_file
+from tiny_fish_codec import sound
+from tiny_vox_codec import TINY_CODEC, codec_tensors, write_codec
+from vox_codec import CONFIG, CPU, make_codec
 
 from sonoro.core.errors import CheckpointError, TensorMismatch
 from sonoro.models.voxcpm2 import codec_weights
 from sonoro.models.voxcpm2.codec import CodecConfig
 from sonoro.nn.configs import build
 from sonoro.nn.weights import count_parts
-from tiny_fish_codec import sound
-from tiny_vox_codec import TINY_CODEC, codec_tensors, write_codec
-from vox_codec import CONFIG, CPU, make_codec
 
 EDGES = "decoder.sr_bin_boundaries"
 

@@ -9,18 +9,18 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import tiny_vox
 import torch
+from speaking import begin, capacity
+from tiny_vox_lm import NEVER, begin_rows, cases, controls, prompt_of, random_prompt, tiny_lm
 from torch import Tensor
 
-import tiny_vox
 from sonoro.models.base import Pages
-from sonoro.models.slots import RowPrompt
+from sonoro.models.shared.slots import RowPrompt
 from sonoro.models.voxcpm2 import frame as frame_module
 from sonoro.models.voxcpm2.backbone import VoxLM
 from sonoro.models.voxcpm2.frame import frame
 from sonoro.models.voxcpm2.state import FrameState, admit, allocate, is_text_alone, prefill, stage
-from speaking import begin, capacity
-from tiny_vox_lm import NEVER, begin_rows, cases, controls, prompt_of, random_prompt, tiny_lm
 
 CAPACITY = capacity(slots=5, positions=128, frames=40, text=1)
 WIDTHS = {"frames": (4, 8), "patch": (4, 8)}

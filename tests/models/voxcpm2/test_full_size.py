@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from speaking import begin, capacity
 from torch import Tensor
 
 from sonoro.core.types import SpeechRequest
 from sonoro.models import registry
 from sonoro.models.base import SpeechModel
 from sonoro.runtime.graphs import GraphSet
-from speaking import begin, capacity
 
 pytestmark = pytest.mark.gpu
 

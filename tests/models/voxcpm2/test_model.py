@@ -7,12 +7,14 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-import torch
-from torch import Tensor
-
 import tiny_vox
+import torch
 from listening import audio, drain, end
 from resolving import Engine
+from speaking import begin, capacity
+from tiny_vox_codec import ENCODER_HOP, HOP
+from torch import Tensor
+
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import (
     ConfigError,
@@ -31,8 +33,6 @@ from sonoro.models.voxcpm2.frame import floor_bytes
 from sonoro.models.voxcpm2.model import spec_of
 from sonoro.models.voxcpm2.prompt import VoxVoice
 from sonoro.nn.weights import empty
-from speaking import begin, capacity
-from tiny_vox_codec import ENCODER_HOP, HOP
 
 TEXT = "Hello you, this is the one."
 LONG = "It is the first of them. This is another one! And is this the third?"

@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor
-
 import tiny_vox
+import torch
 from listening import drain, end
 from rounding import rounding_by_shape
+from torch import Tensor
+from watched import PAGE, Watched, alone
+
 from sonoro.core.types import Finished, Reference, SpeechRequest
 from sonoro.models.base import SpeechModel
 from sonoro.models.voxcpm2.backbone import VoxLM
 from sonoro.models.voxcpm2.model import FAMILY
-from watched import PAGE, Watched, alone
 
 __all__ = ["rounding_by_shape"]
 

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-
 import tiny_vox
+import torch
+from tiny_vox_lm import builder, cases, controls, prompt_of, tiny_config
+
 from sonoro.core.errors import CheckpointError, InvalidRequest
-from sonoro.core.text import split_text
 from sonoro.models.base import Spoken, Voice
 from sonoro.models.voxcpm2.prompt import PromptBuilder, VoxVoice, stand_in
 from sonoro.nn.tokenizer import TextTokenizer
-from tiny_vox_lm import builder, cases, controls, prompt_of, tiny_config
+from sonoro.text.splitting import split_text
 
 MODES = ["zero_shot", "zero_shot_chinese", "zero_shot_controlled", "continuation", "continuation_chinese", "reference",
          "reference_controlled", "both", "zero_shot_chained", "continuation_chained", "both_chained"]  # fmt: skip

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-import torch
-
 import tiny_vox
+import torch
 from families import noise
 from listening import drain, end
 from resolving import Engine
+
 from sonoro.api import TTS, speech_request
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError, InvalidRequest

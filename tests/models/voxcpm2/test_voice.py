@@ -1,15 +1,15 @@
 """Registered voices: ready to speak with before a tick is asked to."""
 
 import pytest
+import tiny_vox
 import torch
 
-import tiny_vox
 from sonoro.core.config import EngineConfig
 from sonoro.core.types import Reference, SpeechRequest
 from sonoro.engine.voices import Inline, Voices
 from sonoro.models import registry
 from sonoro.models.base import SpeechModel
-from sonoro.models.streaming import PRIMED
+from sonoro.models.shared.streaming import PRIMED
 
 
 @pytest.fixture(scope="module")

@@ -4,17 +4,17 @@ import json
 from pathlib import Path
 
 import pytest
+import tiny_vox
 import torch
 from safetensors.torch import load_file, save_file
-
-import tiny_vox
-from sonoro.core.errors import CheckpointError, CheckpointNotFound, TensorMismatch
-from sonoro.models import registry
-from sonoro.models.model_files import MODEL_FILES
-from sonoro.models.voxcpm2 import weights
-from sonoro.models.voxcpm2.config import read
 from tiny_checkpoint import digest
 from tiny_vox_lm import tiny_config, tiny_lm
+
+from sonoro.core.errors import CheckpointError, CheckpointNotFound, TensorMismatch
+from sonoro.models import registry
+from sonoro.models.shared.model_files import MODEL_FILES
+from sonoro.models.voxcpm2 import weights
+from sonoro.models.voxcpm2.config import read
 
 CPU = torch.device("cpu")
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from dialect_sockets import audio_of, socket
 from engine_processes import LONG, nothing_left, run, until
 from live_sessions import TEXT, whole

@@ -5,12 +5,11 @@ import io
 
 import pytest
 import soundfile
-from websockets.exceptions import InvalidStatus
-
 from dialect_sockets import audio_of, socket
 from engine_processes import LONG, nothing_left, run, until
 from live_sessions import TEXT, whole
 from server_processes import SETTINGS, serving
+from websockets.exceptions import InvalidStatus
 
 __all__ = ["nothing_left"]
 

@@ -8,11 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from websockets.exceptions import ConnectionClosed
-
 from dialect_sockets import Socket, socket
 from engine_processes import nothing_left, run, until
 from server_processes import SETTINGS, Server, serving
+from websockets.exceptions import ConnectionClosed
 
 __all__ = ["nothing_left"]
 

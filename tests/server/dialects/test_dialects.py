@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-import sonoro
 from engine_processes import launch_fleet, nothing_left, run
 from server_processes import SETTINGS, serving
+
+import sonoro
 from sonoro.core.errors import ConfigError
 from sonoro.server.app import create_app
 from sonoro.server.dialects import DIALECTS
@@ -31,7 +31,7 @@ def test_nobody_else_knows_a_dialect() -> None:
     names = re.compile(r"eleven_?labs|cartesia|deepgram", re.IGNORECASE)
     outside = [path for path in PACKAGE.rglob("*.py") if FOLDER not in path.parents]
     assert [path.name for path in outside if names.search(path.read_text())] == []
-    assert {path.name for path in outside if "server.dialects" in path.read_text()} <= {"app.py", "cli_serve.py"}
+    assert {path.name for path in outside if "server.dialects" in path.read_text()} <= {"app.py", "serve.py"}
 
 
 @pytest.mark.usefixtures("nothing_left")

@@ -7,7 +7,6 @@ import json
 
 import httpx
 import pytest
-
 from dialect_sockets import audio_of, socket
 from engine_processes import LONG, nothing_left, run, until
 from live_sessions import TEXT, whole

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import soundfile
 
-from sonoro.core.audio import to_pcm16
+from sonoro.audio.encoders import Encoder, Encoding, encoder_threads
+from sonoro.audio.files import to_pcm16
+from sonoro.audio.g711 import a_law, mu_law
 from sonoro.core.errors import InvalidRequest
-from sonoro.core.g711 import a_law, mu_law
 from sonoro.server.dialects import cartesia, deepgram, elevenlabs
 from sonoro.server.dialects.formats import AudioFormat
-from sonoro.server.encode import Encoder, Encoding, encoder_threads
 from sonoro.server.schemas import parse
 
 LAWS = {"ULAW": mu_law, "ALAW": a_law}

@@ -17,14 +17,14 @@ from typing import Any
 
 import pytest
 import soundfile
-from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidStatus
-
 from engine_processes import until
 from guard import GUARD_S
 from server_processes import SETTINGS, Server, serving
-from sonoro.server.dialects import wyoming
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from wire_shapes import all_fit, fits, is_flow, messages_of, name_of, shape
+
+from sonoro.server.dialects import wyoming
 
 FOLDER = Path(__file__).with_name("recordings")
 CLIENTS = sorted(path.stem for path in FOLDER.glob("*.jsonl"))

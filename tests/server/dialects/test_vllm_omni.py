@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 import soundfile
-from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed
-
 from engine_processes import LONG, nothing_left, run, until
 from guard import GUARD_S
 from live_sessions import PATH, TEXT, session, whole
 from server_processes import SETTINGS, Server, serving
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
 
 __all__ = ["nothing_left"]
 

@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator
 from typing import Any, ClassVar, Self
 
 import pytest
-from zeroconf import NonUniqueNameException
-from zeroconf.asyncio import AsyncServiceInfo
-
 from engine_processes import LONG, nothing_left, run, until
 from guard import GUARD_S
 from live_sessions import TEXT, whole
 from server_processes import SETTINGS, serving
+from zeroconf import NonUniqueNameException
+from zeroconf.asyncio import AsyncServiceInfo
+
 from sonoro.core.errors import ConfigError
 from sonoro.server.dialects import wyoming
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sonoro.models.step import Feedback
+from sonoro.models.shared.step import Feedback
 from sonoro.nn.linear import Linear, lay_out_by_input
 from sonoro.nn.transformer import Attention, DecoderStack, NormedAttention
 from sonoro.ops.causal import embed_sum

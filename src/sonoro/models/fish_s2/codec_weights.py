@@ -7,7 +7,7 @@ from typing import cast
 
 from torch import Tensor
 
-from sonoro.models.codec_file import UNIT_NAMES, CodecFile, all_but, spread_rates
+from sonoro.models.shared.codec_file import UNIT_NAMES, CodecFile, all_but, spread_rates
 from sonoro.nn import weights
 from sonoro.nn.transformer import split_pairs
 from sonoro.nn.weights import DummyRule

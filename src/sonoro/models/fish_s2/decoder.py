@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from sonoro.models.streaming import example_codes
+from sonoro.models.shared.streaming import example_codes
 from sonoro.nn import window
 from sonoro.nn.causal import name_layers
 from sonoro.nn.codebooks import Codebooks, VectorQuantizer, joint_table

@@ -1,4 +1,4 @@
-"""The decode step: slow AR, sampling of codebook 0, fast AR, between the two kernels of `sonoro.models.step`."""
+"""The decode step: slow AR, sampling of codebook 0, fast AR, between the two kernels of `sonoro.models.shared.step`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from sonoro.models.slots import DepthState, depth_passes
-from sonoro.models.step import StepState, begin_step, finish_step
-from sonoro.models.step import check_kernels as check_step
+from sonoro.models.shared.slots import DepthState, depth_passes
+from sonoro.models.shared.step import StepState, begin_step, finish_step
+from sonoro.models.shared.step import check_kernels as check_step
 from sonoro.ops.repetition_aware import Resample, sample_repetition_aware
 from sonoro.ops.repetition_aware import check_kernels as check_sampling
 from sonoro.ops.sample import gumbel_noise

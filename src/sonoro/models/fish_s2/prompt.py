@@ -16,7 +16,7 @@ from torch import Tensor
 from sonoro.core.errors import CheckpointError, InvalidRequest
 from sonoro.core.types import check_text
 from sonoro.models.base import Controls, Spoken, Voice
-from sonoro.models.slots import Ids, RowPrompt
+from sonoro.models.shared.slots import Ids, RowPrompt
 from sonoro.nn.tokenizer import TextTokenizer
 
 from .config import ModelConfig

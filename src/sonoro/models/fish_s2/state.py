@@ -1,4 +1,4 @@
-"""Per-slot state: that of `sonoro.models.slots`, with one sampler. The ids of a prompt token are its row."""
+"""Per-slot state: that of `sonoro.models.shared.slots`, with one sampler. The ids of a prompt token are its row."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from sonoro.models.base import Capacity, Pages
-from sonoro.models.slots import BackboneState, DepthState, RowPrompt, allocate_depth, fill_backbone, stage_prompts
+from sonoro.models.shared.slots import (
+    BackboneState,
+    DepthState,
+    RowPrompt,
+    allocate_depth,
+    fill_backbone,
+    stage_prompts,
+)
 from sonoro.words.heads import WordHeads
 
 from .backbone import DualAR

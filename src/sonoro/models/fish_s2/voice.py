@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from sonoro.core.audio import check_duration, resample
+from sonoro.audio.files import check_duration, resample
 from sonoro.core.errors import InvalidReference, TensorMismatch
 from sonoro.core.types import Reference
 from sonoro.models.base import SavedVoice, Voice

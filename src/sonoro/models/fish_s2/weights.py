@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 
-from sonoro.models.model_files import ModelFiles, Modules
+from sonoro.models.shared.model_files import ModelFiles, Modules
 from sonoro.nn.weights import DummyRule, Fusion, llama_names
 
 from . import codec_weights

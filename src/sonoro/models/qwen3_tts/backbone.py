@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from sonoro.models.step import Feedback
+from sonoro.models.shared.step import Feedback
 from sonoro.nn.linear import Linear, lay_out_by_input
 from sonoro.nn.transformer import DecoderConfig, DecoderStack, NormedAttention
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sonoro.core.errors import CheckpointError
-from sonoro.models.streaming import StreamingCodec
+from sonoro.models.shared.streaming import StreamingCodec
 
 from .config import CodecConfig
 from .decoder import CodecDecoder

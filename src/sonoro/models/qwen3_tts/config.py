@@ -130,7 +130,7 @@ class ModelConfig:
     respellings: dict[str, str] = field(default_factory=dict)
     """Our own key: spellings for words that the model mispronounces, both in lower case; needs a `text_normalizer`."""
     max_segment_letters: int = 400
-    """Our own key: the longest text of a segment, in letters as `sonoro.core.text` counts them (400 take 30 s)."""
+    """Our own key: the longest text of a segment, in letters as `sonoro.text.splitting` counts them (400 take 30 s)."""
     lead_in: int = 0
     """Our own key: samples of silence at the start of a request's audio, which are cut; less than a frame."""
     spk_sex: dict[str, VoiceSex] = field(default_factory=dict)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sonoro.models.streaming import example_codes
+from sonoro.models.shared.streaming import example_codes
 from sonoro.nn.causal import CausalConv1d, name_layers
 from sonoro.nn.history import WHOLE, Context
 from sonoro.nn.linear import Linear, RMSNorm

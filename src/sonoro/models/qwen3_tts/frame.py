@@ -1,6 +1,6 @@
 """The decode step: talker, sampling of codebook 0, code predictor, feedback. Its state is in `state.py`.
 
-Slots that are done are replaced by the scratch slot (`sonoro.models.step`), so they stay unchanged without a branch.
+Slots that are done are replaced by the scratch slot (`models.shared.step`), so they stay unchanged without a branch.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from sonoro.models.slots import depth_passes
-from sonoro.models.step import PendingText, StepState, begin_step, finish_step
-from sonoro.models.step import check_kernels as check_step
+from sonoro.models.shared.slots import depth_passes
+from sonoro.models.shared.step import PendingText, StepState, begin_step, finish_step
+from sonoro.models.shared.step import check_kernels as check_step
 from sonoro.nn.linear import Linear
 from sonoro.ops.sample import gumbel_noise
 from sonoro.runtime.sampling import BatchSampling

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from sonoro.core.text import spoken_length
+from sonoro.text.splitting import spoken_length
 
 from .prompt import PromptBuilder, TextTokenizer
 

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from sonoro.core.errors import InvalidReference
-from sonoro.core.text import split_text, with_lead
 from sonoro.core.types import ModelSpec, OptionSpec, OptionValue, Reference, SamplingParams, SpeechRequest, VoiceMode
 from sonoro.models.base import Capacity, Codec, Controls, SavedVoice, Spoken, Voice
-from sonoro.models.loading import Family
 from sonoro.models.settings import CONTROL_TOKENS
-from sonoro.models.slots import ReadsText
+from sonoro.models.shared.loading import Family
+from sonoro.models.shared.slots import ReadsText
 from sonoro.nn.transformer import bytes_read, widen_layers
 from sonoro.nn.weights import fingerprint
 from sonoro.runtime.ring import upload
+from sonoro.text.splitting import split_text, with_lead
 from sonoro.words.tracking import Pointing
 
 from . import frame, voice, weights

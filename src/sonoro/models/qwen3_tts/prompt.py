@@ -20,11 +20,11 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 from torch import Tensor
 
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, InvalidRequest
-from sonoro.core.normalize import NormalizedText, normalize_english
 from sonoro.core.types import check_text
 from sonoro.models.base import Controls, Voice
 from sonoro.nn.configs import read_json
 from sonoro.nn.tokenizer import library_border
+from sonoro.text.english.normalize import NormalizedText, normalize_english
 
 from .config import ModelConfig
 
@@ -240,7 +240,7 @@ class PromptBuilder:
 
     def normalize(self, text: str) -> str:
         """`text` normalised as the checkpoint needs, without characters it cannot speak (perhaps all of them): to warn
-        a user, ask `core.readable` first."""
+        a user, ask `text.english.readable` first."""
         normalized = self.spell_out(text)
         if normalized.dropped:
             logger.info("event=characters_dropped count=%d", len(normalized.dropped))

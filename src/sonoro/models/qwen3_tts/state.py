@@ -1,4 +1,4 @@
-"""The talker's per-slot state: that of `sonoro.models.slots`, plus pending text, seen codes and staged x-vectors.
+"""The talker's per-slot state: that of `models.shared.slots`, plus pending text, seen codes and staged x-vectors.
 
 The ids of a prompt token: the index of its staged x-vector (scratch for none), text id, K code ids.
 """
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sonoro.models.base import Capacity, Pages
-from sonoro.models.slots import (
+from sonoro.models.shared.slots import (
     DepthState,
     admit_staged,
     allocate_depth,

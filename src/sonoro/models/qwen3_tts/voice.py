@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sonoro.core.audio import check_duration, resample
+from sonoro.audio.files import check_duration, resample
 from sonoro.core.errors import InvalidReference, TensorMismatch
 from sonoro.core.types import Reference
 from sonoro.models.base import Codec, SavedVoice, Voice
-from sonoro.models.streaming import PRIMED
+from sonoro.models.shared.streaming import PRIMED
 from sonoro.nn.history import SavedRow
 
 from .codec import Qwen3Codec

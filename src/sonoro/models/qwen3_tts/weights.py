@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from torch import nn
 
-from sonoro.models import model_files
-from sonoro.models.codec_file import CodecFile, all_but
-from sonoro.models.model_files import ModelFiles
+from sonoro.models.shared import model_files
+from sonoro.models.shared.codec_file import CodecFile, all_but
+from sonoro.models.shared.model_files import ModelFiles
 from sonoro.nn import weights
 from sonoro.nn.weights import DummyRule, Fusion, Shape
 

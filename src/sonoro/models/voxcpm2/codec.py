@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sonoro.core.errors import CheckpointError
-from sonoro.models.streaming import StreamingCodec
+from sonoro.models.shared.streaming import StreamingCodec
 
 from .decoder import CodecConfig, CodecDecoder, FusedDecoder
 from .encoder import CodecEncoder

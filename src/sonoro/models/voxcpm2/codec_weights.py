@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sonoro.core.errors import TensorMismatch
-from sonoro.models.codec_file import UNIT_NAMES, CodecFile, all_but, spread_rates
+from sonoro.models.shared.codec_file import UNIT_NAMES, CodecFile, all_but, spread_rates
 from sonoro.nn.weights import DummyRule, Shape
 
 from .codec import CodecConfig, VoxCodec

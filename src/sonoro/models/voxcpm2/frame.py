@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from sonoro.models.step import StepState, append_frames
+from sonoro.models.shared.step import StepState, append_frames
 from sonoro.ops.sample import normal_noise
 from sonoro.runtime.sampling import BatchSampling
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from sonoro.core.errors import InvalidRequest
 from sonoro.core.types import ModelSpec, OptionSpec, OptionValue, Reference, SamplingParams, SpeechRequest
 from sonoro.models.base import Capacity, Codec, Controls, SavedVoice, Spoken, Voice
-from sonoro.models.loading import Family
 from sonoro.models.settings import CONTROL_TOKENS
-from sonoro.models.slots import ReadsText, RowPrompt
+from sonoro.models.shared.loading import Family
+from sonoro.models.shared.slots import ReadsText, RowPrompt
 from sonoro.nn.tokenizer import TextTokenizer
 from sonoro.nn.weights import fingerprint
 

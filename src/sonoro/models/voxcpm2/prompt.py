@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from sonoro.core.errors import CheckpointError, InvalidRequest
-from sonoro.core.text import join_text
 from sonoro.core.types import check_text
 from sonoro.models.base import Controls, Spoken, Voice
-from sonoro.models.slots import Ids, RowPrompt
+from sonoro.models.shared.slots import Ids, RowPrompt
 from sonoro.nn.tokenizer import TextTokenizer
 from sonoro.runtime.sampling import pack_floats
+from sonoro.text.splitting import join_text
 
 from .config import ModelConfig
 

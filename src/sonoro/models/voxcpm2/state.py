@@ -1,4 +1,4 @@
-"""Per-slot state: that of `sonoro.models.slots` with both LMs in one paged cache, plus options of flow and stop."""
+"""Per-slot state: that of `sonoro.models.shared.slots` with both LMs in one paged cache, plus flow and stop options."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sonoro.models.base import Capacity, Controls, Pages
-from sonoro.models.slots import (
+from sonoro.models.shared.slots import (
     BackboneState,
     RowPrompt,
     admit_staged,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sonoro.models.model_files import ModelFiles, Modules
+from sonoro.models.shared.model_files import ModelFiles, Modules
 from sonoro.nn.weights import Fusion, parted_names
 
 from . import codec_weights

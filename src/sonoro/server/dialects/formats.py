@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sonoro.core.audio import wav_header
+from sonoro.audio.files import wav_header
+from sonoro.audio.g711 import a_law, mu_law
 from sonoro.core.errors import InvalidRequest
-from sonoro.core.g711 import a_law, mu_law
 from sonoro.server.stream import AudioBody
 
 __all__ = ["PCM", "AudioFormat", "FormatBody", "sample_format"]

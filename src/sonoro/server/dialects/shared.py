@@ -15,11 +15,11 @@ from starlette.types import Message as ASGIMessage
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
+from sonoro.audio.encoders import MAX_SPEED, MIN_SPEED
 from sonoro.core.errors import UnknownVoice
 from sonoro.core.types import ModelSpec
 from sonoro.server.contexts import Context, ContextSession
 from sonoro.server.dialects.formats import PCM, AudioFormat, FormatBody
-from sonoro.server.encode import MAX_SPEED, MIN_SPEED
 from sonoro.server.errors import REFUSAL_SHAPE, Refusal, Unauthorized
 from sonoro.server.routes import respond
 from sonoro.server.schemas import SpeechBody, WithoutNulls, parse

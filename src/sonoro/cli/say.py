@@ -1,0 +1,339 @@
+"""`sonoro say`: speaks a text into a file, which is written as it is generated. Imports torch when it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from inspect import signature
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from sonoro.api import TTS, AudioPiece, listen, speech_request
+from sonoro.audio.files import FORMATS, STDOUT, STREAMABLE_FORMATS, AudioWriter, check_place, output_format
+from sonoro.cli.common import (
+    FAILURE,
+    CodecType,
+    Config,
+    DataType,
+    Device,
+    LoadFormat,
+    Model,
+    Quantization,
+    Stopped,
+    number,
+    show,
+    takes,
+)
+from sonoro.core.config import EngineConfig
+from sonoro.core.errors import InvalidReference, InvalidRequest, OutputError
+from sonoro.core.types import Finished, OptionValue, SpeechRequest
+from sonoro.core.words import Fault, Word
+from sonoro.words.captions import srt as make_srt
+from sonoro.words.captions import vtt as make_vtt
+from sonoro.words.captions import words_json
+
+if TYPE_CHECKING:
+    from sonoro.models.base import LoadedModel
+
+__all__ = ["say"]
+
+Captions = Sequence[tuple[Callable[[str, Sequence[Word]], str], Path]]
+"""Caption files to write, each with the function that makes its content."""
+
+_LINE_S = 2.0
+"""How often progress is printed without a terminal."""
+
+
+class _Terminated(BaseException):
+    """SIGTERM was received."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Say:
+    text: Annotated[str | None, typer.Argument(help="what to speak; - reads stdin", show_default=False)] = None
+    file: Annotated[Path | None, typer.Option(help="speak the text in this file")] = None
+    out: Annotated[str, typer.Option("--out", "-o", help="file to write; - is stdout")] = "out.wav"
+    format: Annotated[str | None, typer.Option(help=f"{', '.join(FORMATS)}; default: by the suffix of --out")] = None
+    stream: Annotated[
+        bool, typer.Option("--stream", help="refuse formats that cannot be written chunk by chunk (not wav or pcm)")
+    ] = False
+    srt: Annotated[Path | None, typer.Option(help="write captions to this file, as SubRip")] = None
+    vtt: Annotated[Path | None, typer.Option(help="write captions to this file, as WebVTT")] = None
+    words: Annotated[Path | None, typer.Option(help="write word times to this file, as JSON")] = None
+    progress: Annotated[
+        bool | None, typer.Option("--progress/--no-progress", help="show progress on stderr; default: on a terminal")
+    ] = None
+    model: Model = None
+    voice: Annotated[str | None, typer.Option(help="a voice of the model; `sonoro voices` lists them")] = None
+    language: Annotated[str | None, typer.Option(help="a language of the model, or auto")] = None
+    instructions: Annotated[str | None, typer.Option(help="how to speak, or who speaks, in words")] = None
+    ref_audio: Annotated[Path | None, typer.Option(help="recording of the voice to clone")] = None
+    ref_text: Annotated[str | None, typer.Option(help="transcript of --ref-audio")] = None
+    x_vector_only: Annotated[bool, typer.Option("--x-vector-only", help="clone only the timbre")] = False
+    speed: Annotated[float, number("speed", float, "tempo, 0.25 to 4, at the same pitch")] = 1.0
+    seed: Annotated[int, number("seed", int, "the same seed gives the same speech")] = 0
+    attempts: Annotated[
+        int | None,
+        number("attempts", int, "maximum attempts at a part that runs away or is faulty, each with another seed"),
+    ] = None
+    on_fault: Annotated[
+        str | None,
+        typer.Option(help="for a part not spoken as written: mark, retry, or continue from its last good word"),
+    ] = None
+    check: Annotated[
+        bool, typer.Option("--check", help="list the parts probably not spoken as written; exit code 1 if any")
+    ] = False
+    temperature: Annotated[float | None, number("temperature", float, "0 is greedy; default: the model's")] = None
+    top_k: Annotated[int | None, number("top_k", int, "sample from the k most likely codes; 0 keeps all")] = None
+    top_p: Annotated[float | None, number("top_p", float, "nucleus sampling: total probability to keep")] = None
+    repetition_penalty: Annotated[float | None, number("repetition_penalty", float, "above 1 avoids repetition")] = None
+    max_frames: Annotated[int | None, number("max_frames", int, "maximum frames; default: by the text's length")] = None
+    option: Annotated[list[str] | None, typer.Option(help="NAME=VALUE, an option of the model (see info)")] = None
+    device: Device = "auto"
+    dtype: DataType = None
+    codec_dtype: CodecType = None
+    quantization: Quantization = None
+    load_format: LoadFormat = "auto"
+    config: Config = None
+
+
+@takes(_Say)
+def say(options: _Say) -> int:
+    """Speak TEXT into a file.
+
+    The file is written as the audio is generated, and is playable even after an interrupt. The exit code is 1 if a part
+    of the text ran away or, with --check, was not spoken as written.
+    """
+    format = output_format(options.out, options.format)
+    if options.stream and format not in STREAMABLE_FORMATS:
+        raise OutputError(f"--stream: {format} cannot be written chunk by chunk; use {' or '.join(STREAMABLE_FORMATS)}")
+    known = {**vars(options), "text": _read_text(options.text, options.file)}
+    try:
+        request = speech_request(
+            **{name: known[name] for name in signature(speech_request).parameters if name in known}
+        )
+    except InvalidReference as error:
+        from sonoro.models import registry
+
+        # If the model cannot clone at all, report that instead of the fault in the recording.
+        spec = registry.describe(options.model, device=options.device, dtype=options.dtype).spec
+        spec.check_cloning(error.field)
+        raise
+    # Reproducible: the same request gives the same file.
+    makers = (make_srt, options.srt), (make_vtt, options.vtt), (_words, options.words)
+    captions = [(write, path) for write, path in makers if path is not None]
+    for _, path in captions:
+        check_place(path)
+    # Faults are found by word times.
+    with_words = bool(captions) or options.check
+    request = msgspec.structs.replace(
+        request, options=_options(options.option or []), is_reproducible=True, with_words=with_words
+    )
+    engine = options.config or EngineConfig(slots=1)
+    engine = engine.over(codec_dtype=options.codec_dtype, quantization=options.quantization)
+    with _until_terminated():
+        speaker = TTS(_load(options, engine.quantization), config=engine)
+        if captions and not speaker.has_words:
+            raise OutputError(f"{captions[0][1]}: {speaker.spec.name} gives no word times")
+        if options.check and not speaker.finds_faults:
+            raise OutputError(f"--check: {speaker.spec.name} cannot tell what was not spoken as written")
+        for remark in speaker.remarks(request.text):
+            print(f"warning: {remark}", file=sys.stderr)
+        return _speak_into(speaker, request, options, format, captions)
+
+
+def _words(text: str, words: Sequence[Word]) -> str:
+    return words_json(words)
+
+
+def _write_captions(captions: Captions, text: str, words: Sequence[Word]) -> None:
+    for write, path in captions:
+        try:
+            path.write_text(write(text, words), encoding="utf-8")
+        except OSError as error:
+            raise OutputError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _load(options: _Say, quantization: str) -> LoadedModel:
+    """Load the model; a small one on a CPU gets one thread."""
+    from sonoro.engine.worker import spare_threads
+    from sonoro.models import registry
+
+    how = {"load_format": options.load_format, "quantization": quantization}
+    loaded = registry.load(options.model, device=options.device, dtype=options.dtype, **how)
+    spare_threads(loaded)
+    return loaded
+
+
+def _read_text(text: str | None, file: Path | None) -> str:
+    if (text is None) == (file is None):
+        raise InvalidRequest("text", text or "", "give either a text (- reads stdin) or --file")
+    try:
+        if file is not None:
+            return file.read_text(encoding="utf-8")
+        if text != "-":
+            return str(text)
+        if sys.stdin is None:
+            raise InvalidRequest("text", text, "stdin is closed")
+        return sys.stdin.buffer.read().decode("utf-8")
+    except OSError as error:
+        raise InvalidRequest("file", str(file), f"it must be a readable file ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequest("text", str(file or "stdin"), f"it must be UTF-8 ({error.reason})") from error
+
+
+def _options(pairs: list[str]) -> dict[str, OptionValue]:
+    """Parse NAME=VALUE pairs as booleans, numbers or strings, which the model validates."""
+    options: dict[str, OptionValue] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not name or not equals:
+            raise InvalidRequest("option", pair, "it must be NAME=VALUE")
+        try:
+            parsed = json.loads(value)
+        except ValueError:
+            parsed = value
+        options[name] = parsed if isinstance(parsed, (bool, int, float)) else value
+    return options
+
+
+@contextlib.contextmanager
+def _until_terminated() -> Iterator[None]:
+    """Turn SIGTERM into an exception in the block, like an interrupt, so that files are completed; raises `Stopped`."""
+
+    def raise_it(number: int, frame: FrameType | None) -> None:
+        raise _Terminated
+
+    try:
+        with _handling(raise_it, signal.SIGTERM):
+            yield
+    except _Terminated as end:
+        raise Stopped("terminated", signal.SIGTERM) from end
+
+
+@contextlib.contextmanager
+def _signals_wait() -> Iterator[None]:
+    """Defer SIGINT and SIGTERM to the end of the block, so that an existing file is only replaced by one with audio."""
+    came = list[int]()
+    try:
+        with _handling(lambda number, frame: came.append(number), signal.SIGINT, signal.SIGTERM):
+            yield
+    finally:
+        if came:
+            signal.raise_signal(came[0])
+
+
+@contextlib.contextmanager
+def _handling(handle: Callable[[int, FrameType | None], None], *numbers: int) -> Iterator[None]:
+    """Handle the signals `numbers` by `handle` in the block, if this is the main thread, which alone may."""
+    is_main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, handle) for number in numbers if is_main}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _speak_into(speaker: TTS, request: SpeechRequest, options: _Say, format: str, captions: Captions) -> int:
+    """Speak `request` and write its audio and captions; return the exit code."""
+    out, writers, words = options.out, list[AudioWriter](), list[Word]()
+    audio_s = 0.0
+    try:
+        with contextlib.ExitStack() as stack:
+
+            def writer() -> AudioWriter:
+                # An existing file is kept until there is audio to replace it.
+                if not writers:
+                    writers.append(stack.enter_context(AudioWriter(out, speaker.sample_rate, format)))
+                return writers[0]
+
+            def take(piece: AudioPiece) -> None:
+                nonlocal audio_s
+                with contextlib.nullcontext() if writers else _signals_wait():
+                    writer().write(piece.samples)
+                audio_s += piece.duration_s
+                words.extend(piece.words or ())
+                tell(audio_s, piece.characters)
+
+            # Progress ends first, so that its last line does not mix with an error.
+            tell = stack.enter_context(_progress(len(request.text), is_shown=options.progress))
+            finished = listen(speaker.stream(request, speed=options.speed), take)
+            writer()
+            words.extend(finished.words or ())
+    except (KeyboardInterrupt, _Terminated) as end:
+        number, how = (
+            (signal.SIGINT, "interrupted") if isinstance(end, KeyboardInterrupt) else (signal.SIGTERM, "terminated")
+        )
+        kept = f"; {out} holds the first {audio_s:.2f} s" if audio_s and out != STDOUT else ""
+        _write_captions(captions, request.text, words)
+        raise Stopped(how + kept, number) from end
+    _write_captions(captions, request.text, words)
+    summary = _summary(out, audio_s, finished)
+    if out == STDOUT:
+        print(summary, file=sys.stderr)
+    else:
+        show(summary)
+    is_faulty = options.check and any(fault.outcome == "marked" for fault in finished.faults)
+    if options.check:
+        print(*(_caught(fault, request.text) for fault in finished.faults), sep="", end="", file=sys.stderr)
+    return FAILURE if finished.reason == "runaway" or is_faulty else 0
+
+
+def _caught(fault: Fault, text: str) -> str:
+    """A line that reports `fault`."""
+    outcome = {"marked": "", "spoken_again": ", spoken again", "continued": f", continued at {fault.continued_at}"}
+    said = text[fault.start : fault.end].strip()
+    return f"{fault.kind} (attempt {fault.attempt + 1}{outcome[fault.outcome]}): {said!r}\n"
+
+
+def _summary(out: str, audio_s: float, finished: Finished) -> str:
+    rtf = finished.timings.total_s / audio_s if audio_s else float("inf")
+    ran_away = f"; cut after {finished.characters} characters, where it ran away: try --attempts 3"
+    how = {"stop": "", "length": "; cut at --max-frames", "runaway": ran_away}
+    name = "stdout" if out == STDOUT else out
+    first_ms = finished.timings.first_audio_s * 1000
+    return f"{name}: {audio_s:.2f} s of audio, RTF {rtf:.3f}, first packet {first_ms:.0f} ms{how[finished.reason]}"
+
+
+@contextlib.contextmanager
+def _progress(characters: int, *, is_shown: bool | None) -> Iterator[Callable[[float, int], None]]:
+    """Show progress on stderr: a bar on a terminal, else, if asked for, a line every `_LINE_S`.
+
+    Yields a function to call with the seconds of audio so far, and how many of the `characters` they cover.
+    """
+    console, began_s = Console(stderr=True), time.monotonic()
+    if is_shown is False or (is_shown is None and not console.is_terminal):
+        yield lambda audio_s, spoken: None
+        return
+
+    def figures(audio_s: float) -> str:
+        return f"{audio_s:.1f} s of audio, {audio_s / (time.monotonic() - began_s):.1f} times as fast as it plays"
+
+    if not console.is_terminal:
+        due_s = began_s + _LINE_S
+
+        def line(audio_s: float, spoken: int) -> None:
+            nonlocal due_s
+            if time.monotonic() >= due_s or spoken == characters:
+                due_s = time.monotonic() + _LINE_S
+                print(f"{100 * spoken // characters}% of the text, {figures(audio_s)}", file=sys.stderr)
+
+        yield line
+        return
+    columns = (BarColumn(), TextColumn("{task.percentage:.0f}% of the text, {task.description}"), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("0.0 s of audio", total=characters)
+        yield lambda audio_s, spoken: bar.update(task, description=figures(audio_s), completed=spoken)

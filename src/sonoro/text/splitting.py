@@ -1,0 +1,284 @@
+"""Splits text into segments that are spoken one by one, and bounds their durations. Knows no tokeniser and no model.
+
+Length is counted in letters: a CJK character, a digit or a capital (which may be spelled out) counts as three, as it
+takes about as long to say.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+import re
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import sentencex
+
+from sonoro.core.config import MIN_BOUND_S, MIN_MAX_CHARACTERS
+from sonoro.core.types import is_speakable
+
+__all__ = [
+    "LETTERS_PER_S",
+    "SECONDS_PER_LETTER",
+    "Segment",
+    "cut_live",
+    "cut_sentence",
+    "frames_bound",
+    "frames_expected",
+    "join_text",
+    "segment_ends",
+    "split_text",
+    "spoken_length",
+    "with_lead",
+]
+
+LETTERS_PER_S = 15.0
+"""The rate of ordinary speech."""
+
+SECONDS_PER_LETTER = 3 / LETTERS_PER_S
+"""The slowest rate: a third of ordinary speech."""
+
+_LONG = 3
+_AHEAD = 64
+_MAX_MARKS = 8
+_LONG_CHARACTER = re.compile(
+    "[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff0-9０-９A-Z]"
+)
+
+_CLAUSE_END = re.compile(r"[,;:][\"')\]]*(?:\s+|(?=[\u3040-\u9fff]))|[、，；：—–…]+[”’»」』）]*\s*")
+_SPACE = re.compile(r"\s+")
+_SPACELESS = re.compile("[\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uffef]")
+"""Characters and punctuation of scripts without spaces between words."""
+
+_LANGUAGE_CODES = {
+    "arabic": "ar", "chinese": "zh", "danish": "da", "dutch": "nl", "english": "en", "finnish": "fi", "french": "fr",
+    "german": "de", "greek": "el", "hebrew": "he", "hindi": "hi", "indonesian": "id", "italian": "it",
+    "japanese": "ja", "korean": "ko", "malay": "ms", "norwegian": "no", "polish": "pl", "portuguese": "pt",
+    "russian": "ru", "spanish": "es", "swedish": "sv", "swahili": "sw", "thai": "th", "turkish": "tr",
+    "vietnamese": "vi",
+}  # fmt: skip
+
+_SCRIPTS = (
+    ("ja", re.compile("[\u3040-\u30ff]")),
+    ("zh", re.compile("[\u3400-\u9fff]")),
+    ("ko", re.compile("[\uac00-\ud7af]")),
+    ("ru", re.compile("[\u0400-\u04ff]")),
+    ("ar", re.compile("[\u0600-\u06ff]")),
+    ("hi", re.compile("[\u0900-\u097f]")),
+)
+
+
+@dataclass(eq=False)
+class Segment:
+    """The text of one prompt: `text`, from character `start` to `end` of the request's text.
+
+    For live text, `ids` are the token ids known so far, all of them once it `is_whole`.
+    """
+
+    text: str
+    start: int
+    end: int
+    ids: list[int] | None = None
+    is_whole: bool = True
+    _counted: tuple[int, int] = (0, 0)
+
+    @property
+    def letters(self) -> int:
+        """`spoken_length` of the text, cached until it grows."""
+        if self._counted[0] != len(self.text):
+            self._counted = len(self.text), spoken_length(self.text)
+        return self._counted[1]
+
+    def halve(self, language: str) -> Segment | None:
+        """Cut the segment at the sentence end nearest to its middle, and return the second half; None if it is one
+        sentence or has `ids`."""
+        ends = [] if self.ids is not None else _sentence_ends(self.text, language)
+        ends = [end for end in ends if is_speakable(self.text[:end]) and is_speakable(self.text[end:])]
+        if not ends:
+            return None
+        cut = min(ends, key=lambda end: abs(2 * end - len(self.text)))
+        at = self.start + round((self.end - self.start) * cut / len(self.text))
+        rest = Segment(self.text[cut:].lstrip(), at, self.end)
+        self.text, self.end = self.text[:cut].rstrip(), at
+        return rest
+
+
+def spoken_length(text: str) -> int:
+    """The number of letters that take about as long to say as `text`."""
+    return len(text) + (_LONG - 1) * len(_LONG_CHARACTER.findall(text))
+
+
+def frames_bound(text: str, language: str, frame_s: float) -> int:
+    """Frames after which speaking `text` is a runaway: .2 s per letter of `spoken_length`, 5 s at least.
+
+    `language` makes no difference: the script decides."""
+    return math.ceil(max(MIN_BOUND_S, SECONDS_PER_LETTER * spoken_length(text)) / frame_s)
+
+
+def frames_expected(text: str, language: str, frame_s: float) -> int:
+    """Frames that `text` takes in ordinary speech, plus a second. Arguments as for `frames_bound`."""
+    return math.ceil((1.0 + spoken_length(text) / LETTERS_PER_S) / frame_s)
+
+
+def split_text(text: str, language: str, max_characters: int) -> list[str]:
+    """Split `text` into segments of at most `max_characters` (as `spoken_length` counts).
+
+    Neighbouring sentences share a segment if they fit. A longer sentence is split after clause punctuation, else at
+    white space, else anywhere but before a combining mark. Only white space at the edges and segments without a letter
+    or digit are dropped. `language` is a name or an ISO code.
+    """
+    assert max_characters >= MIN_MAX_CHARACTERS, max_characters
+    pieces = _sentences(text, _language_code(text, language))
+    for split in (_after(_CLAUSE_END), _after(_SPACE), _characters):
+        pieces = [
+            part
+            for piece in pieces
+            for part in (_packed(split(piece), max_characters) if _is_long(piece, max_characters) else [piece])
+        ]
+    return [segment for piece in _packed(pieces, max_characters) if is_speakable(segment := piece.strip())]
+
+
+def with_lead(text: str, segments: list[str]) -> list[str]:
+    """`segments` of `text`, with the leading white space of `text` restored to the first."""
+    spoken = text.lstrip()
+    if not segments or not spoken.startswith(segments[0]):
+        return segments
+    return [text[: len(text) - len(spoken)] + segments[0], *segments[1:]]
+
+
+def join_text(segments: Sequence[str]) -> str:
+    """Join `segments` of one text by spaces, but without one beside Chinese or Japanese."""
+    joined = segments[0]
+    for segment in segments[1:]:
+        is_spaced = joined[-1:].isascii() or not (_SPACELESS.match(joined[-1:]) or _SPACELESS.match(segment))
+        joined += (" " if is_spaced else "") + segment
+    return joined
+
+
+def segment_ends(text: str, segments: Sequence[str]) -> list[int]:
+    """The offset in `text` at which each of its `segments` ends; in proportion if a segment was rewritten."""
+    ends: list[int] = []
+    at, letters = 0, sum(map(len, segments))
+    for segment in segments:
+        found = text.find(segment, at)
+        if found < 0 or is_speakable(text[at:found]):
+            at += round((len(text) - at) * len(segment) / letters)
+        else:
+            at = found + len(segment)
+        letters -= len(segment)
+        ends.append(at)
+    return [*ends[:-1], len(text)] if ends else []
+
+
+def cut_live(
+    text: str,
+    given: int,
+    language: str,
+    max_characters: int,
+    *,
+    is_last: bool,
+    length: Callable[[str], int] | None = None,
+) -> tuple[int, bool]:
+    """How many characters of arriving `text` may be spoken now as one segment, and whether the segment ends there.
+
+    `given` characters were released before. Text that ends (`is_last`) within `max_characters` is one segment, as for
+    `split_text`. Otherwise text is released at once up to a sentence end past the segment's middle, from there by whole
+    sentences that fit; the segment ends at a sentence end, else after a clause, else at white space, else anywhere.
+    `length` measures a text (default: `spoken_length`).
+    """
+    length, middle = length or spoken_length, max_characters // 2
+    window = text[: 2 * max_characters + _AHEAD]
+    letters = length(text.strip()) if len(window) == len(text) else math.inf
+    if letters <= max_characters and (is_last or letters < middle):
+        return len(text), is_last
+    ends = _sentence_ends(window, language)
+    if letters <= max_characters:
+        is_past_middle = any(length(text[:end].strip()) >= middle for end in ends)
+        return max(given, ends[-1] if is_past_middle else len(text)), False
+    for cuts in (ends, _ends_of(_CLAUSE_END, window), _ends_of(_SPACE, window), range(1, len(window) + 1)):
+        fitting = [cut for cut in cuts if cut >= max(given, 1)]
+        # Lengths grow with the text, so the longest that fits is found by bisection.
+        fits = bisect.bisect_right(fitting, max_characters, key=lambda cut: length(window[:cut].strip()))
+        if fits:
+            return fitting[fits - 1], True
+    return max(given, 1), True
+
+
+def cut_sentence(text: str, language: str, max_characters: int, *, is_last: bool) -> int:
+    """How many characters of arriving `text` are its first complete sentence, or the part of a longer one that a
+    segment can hold; 0 while that is unknown."""
+    ends = _sentence_ends(text[: 2 * max_characters + _AHEAD], language)
+    cut, is_cut = (ends[0], True) if ends else cut_live(text, 0, language, max_characters, is_last=is_last)
+    return cut if is_cut else 0
+
+
+def _sentence_ends(text: str, language: str) -> list[int]:
+    """The ends of all sentences but the last."""
+    return list(itertools.accumulate(map(len, _sentences(text, _language_code(text, language)))))[:-1]
+
+
+def _is_long(piece: str, max_characters: int) -> bool:
+    return spoken_length(piece.strip()) > max_characters
+
+
+def _packed(pieces: list[str], max_characters: int) -> list[str]:
+    """Join neighbouring `pieces` while they fit."""
+    packed: list[str] = []
+    for piece in pieces:
+        if packed and not _is_long(packed[-1] + piece, max_characters):
+            packed[-1] += piece
+        else:
+            packed.append(piece)
+    return packed
+
+
+def _sentences(text: str, code: str) -> list[str]:
+    """Cut `text` after every sentence, keeping white space: the parts join to the whole."""
+    # The splitter fails on multi-byte white space (U+3000, U+2028), so replace it one to one; the cuts still apply.
+    plain = _SPACE.sub(lambda found: "".join(c if c in "\n\r\t" else " " for c in found[0]), text)
+    sentences, start = [], 0
+    for sentence in sentencex.segment(code, plain):
+        sentences.append(text[start : start + len(sentence)])
+        start += len(sentence)
+    assert start == len(text), "the sentence splitter lost text"
+    return sentences
+
+
+def _after(pattern: re.Pattern[str]) -> Callable[[str], list[str]]:
+    """A function that cuts a text after every match of `pattern`; the parts join to the whole."""
+
+    def cut(piece: str) -> list[str]:
+        ends = [0, *_ends_of(pattern, piece), len(piece)]
+        return [piece[start:end] for start, end in itertools.pairwise(ends) if end > start]
+
+    return cut
+
+
+def _ends_of(pattern: re.Pattern[str], text: str) -> list[int]:
+    return [found.end() for found in pattern.finditer(text)]
+
+
+def _characters(piece: str) -> list[str]:
+    """Single characters with their combining marks."""
+
+    def clusters() -> Iterator[str]:
+        start = 0
+        for index in range(1, len(piece)):
+            if not unicodedata.category(piece[index]).startswith("M") or index - start > _MAX_MARKS:
+                yield piece[start:index]
+                start = index
+        yield piece[start:]
+
+    return list(clusters())
+
+
+def _language_code(text: str, language: str) -> str:
+    """The sentence splitter's code of `language`; if unknown, that of the language suggested by the script."""
+    name = language.lower()
+    if name in _LANGUAGE_CODES:
+        return _LANGUAGE_CODES[name]
+    if len(name) == 2 and name.isascii():
+        return name
+    return next((code for code, script in _SCRIPTS if script.search(text)), "en")
