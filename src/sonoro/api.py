@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from sonoro.engine.engine import Engine
     from sonoro.models.base import LoadedModel
 
-__all__ = ["TTS", "Audio", "AudioPiece", "listen", "speech_request"]
-
 Method = TypeVar("Method", bound=Callable[..., Any])
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")

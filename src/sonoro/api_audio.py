@@ -18,8 +18,6 @@ from sonoro.core.errors import OutputError
 from sonoro.core.types import FinishReason
 from sonoro.core.words import Fault, Word
 
-__all__ = ["Audio", "AudioPiece"]
-
 
 @dataclass(frozen=True, eq=False)
 class _Sound:

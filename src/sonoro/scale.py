@@ -26,8 +26,6 @@ from sonoro.transport.fleet import Fleet
 from sonoro.transport.launch import Limits
 from sonoro.transport.messages import DEFAULT_FACTORY, WorkerSettings
 
-__all__ = ["Arguments", "ByLoadAndWait", "Replica", "app"]
-
 _WAIT = "queue_wait_s"
 
 _WATCH_S = 0.02

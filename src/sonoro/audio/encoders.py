@@ -40,20 +40,6 @@ try:
 except ImportError:  # an extra: WAV and PCM serve without it
     av = None  # type: ignore[assignment]
 
-__all__ = [
-    "CONTENT_TYPES",
-    "FORMATS",
-    "MAX_BIT_RATE",
-    "MAX_RATE",
-    "MAX_SPEED",
-    "MIN_BIT_RATE",
-    "MIN_RATE",
-    "MIN_SPEED",
-    "Encoder",
-    "Encoding",
-    "encoder_threads",
-]
-
 Samples = npt.NDArray[np.float32]
 
 MIN_SPEED, MAX_SPEED = 0.25, 4.0

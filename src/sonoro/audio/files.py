@@ -22,24 +22,6 @@ import soxr
 from sonoro.core.errors import InvalidReference, OutputError, without_addresses
 from sonoro.core.types import Reference, ReferenceUse
 
-__all__ = [
-    "FORMATS",
-    "MAX_REFERENCE_S",
-    "MIN_REFERENCE_S",
-    "STDOUT",
-    "STREAMABLE_FORMATS",
-    "AudioWriter",
-    "check_duration",
-    "check_place",
-    "from_pcm16",
-    "output_format",
-    "read_reference",
-    "resample",
-    "to_pcm16",
-    "wav_header",
-    "write_audio",
-]
-
 Samples = npt.NDArray[np.float32]
 
 MIN_REFERENCE_S = 0.5

@@ -8,8 +8,6 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["a_law", "mu_law"]
-
 Numbers = npt.NDArray[np.int64]
 
 

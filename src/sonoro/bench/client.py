@@ -14,8 +14,6 @@ from sonoro.bench.http1 import Connections, HttpError, ResponseHead
 from sonoro.bench.metrics import Exchange
 from sonoro.core.errors import ConfigError, EngineError
 
-__all__ = ["SpeechClient", "Target"]
-
 _SPEECH, _MODELS = "/audio/speech", "/models"
 _OK = 200
 _OTHERS = (

@@ -14,8 +14,6 @@ from typing import Any
 
 from sonoro.core.errors import ConfigError
 
-__all__ = ["BUILTIN", "LISTED", "Prompt", "Recording", "cloned", "prompts", "shuffled"]
-
 BUILTIN, LISTED = "builtin", "list"
 
 _TEXT_FIELD = 3

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 
 import h11
 
-__all__ = ["Connections", "HttpError", "ResponseHead"]
-
 _KEEP_ALIVE_S = 2.0
 """Less than the 5 s of common servers, so that none closes a connection just as it is reused."""
 

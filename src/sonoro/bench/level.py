@@ -18,8 +18,6 @@ from sonoro.bench.client import SpeechClient, Target
 from sonoro.bench.dataset import Prompt, shuffled
 from sonoro.bench.metrics import Exchange, Window
 
-__all__ = ["Ask", "Level", "arrivals", "asks"]
-
 _AFTER_FAILURE_S = 0.25
 """Wait of a closed-loop client after a failure: refusals are fast, and would be repeated as fast."""
 

@@ -27,8 +27,6 @@ from sonoro.bench.metrics import Exchange, spread
 from sonoro.bench.report import Report
 from sonoro.core.errors import ConfigError, EngineError
 
-__all__ = ["LiveBench", "run"]
-
 _STREAM = "/audio/speech/stream"
 _AUDIO = "audio"
 _Part = Callable[[ClientConnection], Awaitable[None]]

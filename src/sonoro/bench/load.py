@@ -22,8 +22,6 @@ from sonoro.bench.workers import LEAD_S, Workers
 from sonoro.core.config import usable_cores
 from sonoro.core.errors import ConfigError, EngineError
 
-__all__ = ["FACTS", "MAX_LAG_MS", "LoadBench", "ServeBench", "facts_of_server", "run"]
-
 FACTS = ("arm", "gpu", "cpu", "driver", "torch", "dtype")
 """Fields of a results file about the server, which a client cannot see."""
 

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["commit_of_checkout", "gpu_driver", "processor", "rounded"]
-
 
 def commit_of_checkout() -> str | None:
     """The commit of the checkout that holds this package, with `-dirty` if files differ; None outside a checkout."""

@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["AUDIBLE", "CONTINUITY_GAP_S", "Exchange", "Playback", "Window", "figures", "judge", "spread"]
-
 AUDIBLE = 0.01
 """Threshold of an audible sample, relative to full scale: -40 dB."""
 

@@ -13,8 +13,6 @@ from sonoro.bench.client import SpeechClient, Target
 from sonoro.bench.metrics import Exchange
 from sonoro.core.errors import border
 
-__all__ = ["OfficialClient"]
-
 _NAMED = ("model", "input", "voice", "response_format")
 
 

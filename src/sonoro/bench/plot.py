@@ -12,8 +12,6 @@ from matplotlib.ticker import FuncFormatter, LogLocator
 
 from sonoro.core.errors import OutputError
 
-__all__ = ["check", "draw"]
-
 _PANELS = (
     ("first packet (TTFP), ms", ("ttfp_p50_ms", "ttfp_p95_ms")),
     ("whole request (E2E), ms", ("e2e_p50_ms", "e2e_p99_ms")),

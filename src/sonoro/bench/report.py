@@ -15,8 +15,6 @@ from sonoro.bench import results as report
 from sonoro.bench.machine import processor, rounded
 from sonoro.core.errors import ConfigError
 
-__all__ = ["HIGHER_IS_BETTER", "LOWER_IS_BETTER", "Report", "compare", "load_of", "read_results", "show_comparison"]
-
 HIGHER_IS_BETTER = ("request_throughput", "xrt", "continuity")
 LOWER_IS_BETTER = (
     *("ttfb_p50_ms", "ttfb_p95_ms", "ttfp_mean_ms", "ttfp_p50_ms", "ttfp_p95_ms", "ttfp_p99_ms"),

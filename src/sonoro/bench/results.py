@@ -15,8 +15,6 @@ from typing import Any
 from sonoro.bench.machine import commit_of_checkout, rounded
 from sonoro.core.errors import OutputError
 
-__all__ = ["Report"]
-
 
 class Report(ABC):
     """A results file: top-level fields and `rows`, printed as they are added and written to `out` after each.

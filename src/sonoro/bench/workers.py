@@ -11,8 +11,6 @@ from sonoro.bench.level import Level
 from sonoro.bench.metrics import Exchange
 from sonoro.core.errors import EngineError
 
-__all__ = ["LEAD_S", "Workers"]
-
 LEAD_S = 0.25
 """Delay from handing a level to the workers to its start, so that all start together."""
 

@@ -31,8 +31,6 @@ from sonoro.core.errors import ConfigError, EngineError, OutputError
 if TYPE_CHECKING:
     from sonoro.bench.load import ServeBench
 
-__all__ = ["app"]
-
 app = typer.Typer(rich_markup_mode=None)
 
 

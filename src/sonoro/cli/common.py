@@ -15,27 +15,6 @@ from typer.models import OptionInfo
 from sonoro.core.config import CODEC_DTYPES, QUANTIZATIONS, EngineConfig
 from sonoro.core.errors import ConfigError, InvalidRequest, OutputError
 
-__all__ = [
-    "FAILURE",
-    "CodecType",
-    "Commit",
-    "Config",
-    "DataType",
-    "Device",
-    "LoadFormat",
-    "Model",
-    "NamedModel",
-    "Quantization",
-    "Stopped",
-    "fields_of",
-    "json_object",
-    "number",
-    "numbers",
-    "range_of",
-    "show",
-    "takes",
-]
-
 Options = TypeVar("Options")
 Value = TypeVar("Value")
 

@@ -15,8 +15,6 @@ from sonoro.core.errors import ConfigError
 if TYPE_CHECKING:
     from sonoro.compile.variants import Compiled, Variant
 
-__all__ = ["compile_command"]
-
 
 def compile_command(
     model: NamedModel = None,

@@ -40,8 +40,6 @@ from sonoro.core.version import VERSION
 if TYPE_CHECKING:
     from sonoro.models.base import Description
 
-__all__ = ["app", "main"]
-
 BAD_INPUT = 2
 
 app = typer.Typer(

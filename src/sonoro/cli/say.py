@@ -47,8 +47,6 @@ from sonoro.words.captions import words_json
 if TYPE_CHECKING:
     from sonoro.models.base import LoadedModel
 
-__all__ = ["say"]
-
 Captions = Sequence[tuple[Callable[[str, Sequence[Word]], str], Path]]
 """Caption files to write, each with the function that makes its content."""
 

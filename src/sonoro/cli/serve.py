@@ -35,9 +35,6 @@ from sonoro.server.config import ServerConfig, read_sections
 if TYPE_CHECKING:
     from sonoro.transport.fleet import Fleet
 
-__all__ = ["serve"]
-
-
 _DEFAULTS = {"is_ready_early": True}
 """Fields of the engine's configuration that have another default in a server."""
 

@@ -10,8 +10,6 @@ import typer
 from sonoro.cli.common import DataType, Device, LoadFormat, NamedModel, show
 from sonoro.core.config import QUANTIZATIONS
 
-__all__ = ["calibrate", "tune"]
-
 
 def tune(
     *,

@@ -37,8 +37,6 @@ from sonoro.core.errors import border
 from sonoro.runtime.kernels import plans_of
 from sonoro.transport.messages import DEFAULT_FACTORY, WorkerSettings
 
-__all__ = ["Compiling", "KernelCache", "Record", "Standby", "compiling", "may_stand_by"]
-
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 300.0

@@ -23,8 +23,6 @@ from sonoro.models import registry
 from sonoro.models.base import SpeechModel
 from sonoro.runtime.kernels import Card
 
-__all__ = ["Footprint", "footprint", "refuse_what_does_not_fit", "what_fits"]
-
 _META = torch.device("meta")
 _LARGE_CARD_BYTES = 40 * 2**30
 """Cards this large skip the check, which takes a second; their memory is checked at allocation."""

@@ -46,8 +46,6 @@ from sonoro.transport.messages import WorkerSettings
 from sonoro.words.heads import WordHeads
 from sonoro.words.tracking import Pointing
 
-__all__ = ["compile_kernels", "list_variants", "main", "prepare", "run"]
-
 logger = logging.getLogger(__name__)
 
 _MOST_PROCESSES = 16

@@ -22,8 +22,6 @@ try:
 except ImportError:
     triton = None
 
-__all__ = ["build_launcher"]
-
 logger = logging.getLogger(__name__)
 
 _CUDA = "libcuda.so.1"

@@ -29,7 +29,7 @@ from torch.overrides import TorchFunctionMode
 
 from sonoro.compile.launchers import build_launcher
 from sonoro.core.errors import ConfigError, border
-from sonoro.ops.device import CARDS, Card, is_recorded, recorded
+from sonoro.ops.device import CARDS, Card, recorded
 from sonoro.ops.device import card as card_of
 
 try:
@@ -38,24 +38,6 @@ try:
     from triton.compiler import ASTSource
 except ImportError:
     triton = None
-
-__all__ = [
-    "Card",
-    "Compiled",
-    "ReadingZeros",
-    "Variant",
-    "await_kernels",
-    "card_named",
-    "compile_variant",
-    "compilers",
-    "count_compiled",
-    "current_card",
-    "die_with",
-    "is_recorded",
-    "read_triton_key",
-    "recording",
-    "source_of",
-]
 
 logger = logging.getLogger(__name__)
 

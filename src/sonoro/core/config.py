@@ -19,26 +19,6 @@ import yaml
 
 from sonoro.core.errors import ConfigError, suggestion
 
-__all__ = [
-    "CODEC_DTYPES",
-    "LOG_LEVEL_VARIABLE",
-    "QUANTIZATIONS",
-    "SECTIONS",
-    "EngineConfig",
-    "Settings",
-    "is_allocator_set",
-    "is_log_json",
-    "kernel_cache_folder",
-    "log_as_json",
-    "log_level",
-    "read_yaml",
-    "section_of",
-    "see_gpus",
-    "setting",
-    "tuned_folder",
-    "word_heads_folder",
-]
-
 LOG_LEVEL_VARIABLE = "SONORO_LOG_LEVEL"
 _LOG_FORMAT_VARIABLE = "SONORO_LOG_FORMAT"
 SECTIONS = ("engine", "server")

@@ -27,29 +27,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-__all__ = [
-    "CheckpointError",
-    "CheckpointNotFound",
-    "ConfigError",
-    "EngineBusy",
-    "EngineClosed",
-    "EngineCrashed",
-    "EngineError",
-    "ErrorFacts",
-    "InvalidReference",
-    "InvalidRequest",
-    "OutputError",
-    "SonoroError",
-    "TensorMismatch",
-    "UnknownLanguage",
-    "UnknownVoice",
-    "VoiceExists",
-    "border",
-    "suggestion",
-    "without_addresses",
-]
-
-
 _ADDRESS = re.compile(r"( at)? ?\b0x[0-9a-fA-F]{5,}\b")
 
 

@@ -16,8 +16,6 @@ from typing import Any, TextIO
 
 from sonoro.core.errors import without_addresses
 
-__all__ = ["LineFormatter", "configure_logging", "log_event"]
-
 _FIELD = re.compile(r"(?P<key>\w+)=(?P<value>\S+)")
 _PLACE = re.compile(r"%[-+ #0]*[\d.]*[a-z]")
 _UNWORDLY = re.compile(r'[\s"=]')

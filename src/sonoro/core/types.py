@@ -20,33 +20,6 @@ import numpy.typing as npt
 from sonoro.core.errors import ErrorFacts, InvalidReference, InvalidRequest, UnknownLanguage, UnknownVoice, suggestion
 from sonoro.core.words import Fault, Word
 
-__all__ = [
-    "MAX_ATTEMPTS",
-    "MAX_SEED",
-    "AudioChunk",
-    "Event",
-    "Failed",
-    "FinishReason",
-    "Finished",
-    "ModelSpec",
-    "OnFault",
-    "OptionSpec",
-    "OptionValue",
-    "Reference",
-    "ReferenceUse",
-    "SamplingParams",
-    "SpeechRequest",
-    "Timings",
-    "VoiceFacts",
-    "VoiceMode",
-    "VoiceSex",
-    "check_text",
-    "is_speakable",
-    "listed",
-    "voice_id",
-    "voice_name",
-]
-
 FinishReason = Literal["stop", "length", "runaway", "cancelled", "error"]
 """`stop`: the model emitted its end; `length`: the caller's `max_frames`; `runaway`: the bound from the text."""
 

@@ -1,5 +1,3 @@
 """The version, said once: the metadata of the package is built from it, and a source tree without any knows it too."""
 
-__all__ = ["VERSION"]
-
 VERSION = "0.1.0"

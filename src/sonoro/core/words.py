@@ -11,8 +11,6 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-__all__ = ["CharacterTimes", "Fault", "FaultKind", "Word", "at_speed", "character_times", "last_heard"]
-
 
 class Word(msgspec.Struct, frozen=True, kw_only=True):
     """A word as written, `text[start:end]` without surrounding punctuation, and when it is spoken.

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from sonoro.models.base import SpeechModel
 
-__all__ = ["TEXTS", "Calibration", "HeadSearch", "calibrate"]
-
 logger = logging.getLogger(__name__)
 
 TEXTS = (

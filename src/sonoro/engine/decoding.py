@@ -22,8 +22,6 @@ from sonoro.models.base import Codec, Voice
 from sonoro.runtime.graphs import GraphPool, GraphSet
 from sonoro.runtime.ring import upload
 
-__all__ = ["Decoding", "to_pcm16"]
-
 
 class Decoding:
     """The codec's graphs over its per-slot state, with the sizes of `config`; run them while `active`.

@@ -8,21 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sonoro.compile.variants import is_recorded
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError
 from sonoro.models.base import Capacity, Codec, CodecChoice, SlotState, SpeechModel, TextPromptModel
+from sonoro.runtime.kernels import is_recorded
 from sonoro.runtime.memory import MemoryBudget, device_memory, plan_pages, report
-
-__all__ = [
-    "CHECKED_BATCH",
-    "CodecState",
-    "DeviceState",
-    "allocate_device_state",
-    "capacity_of",
-    "codec_graph_bytes",
-    "graph_bytes",
-]
 
 _GRAPH_BYTES = 16 * 2**20
 """Upper estimate of a captured graph's memory besides its share of the pool."""

@@ -38,8 +38,6 @@ from sonoro.transport.encoded_voice import EncodedVoice
 from sonoro.transport.messages import PrefixCounts
 from sonoro.words.heads import WordHeads
 
-__all__ = ["Engine"]
-
 logger = logging.getLogger(__name__)
 
 _TICK_WEIGHT = 0.2

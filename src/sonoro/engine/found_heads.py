@@ -18,8 +18,6 @@ from sonoro.models.base import SpeechModel
 from sonoro.models.words import ShowsWords
 from sonoro.words.heads import WordHeads, read_table, write_heads
 
-__all__ = ["FoundHeads"]
-
 logger = logging.getLogger(__name__)
 
 

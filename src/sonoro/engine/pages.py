@@ -13,8 +13,6 @@ from typing import NamedTuple
 from sonoro.engine.request import Allocation, RunningRequest
 from sonoro.runtime.slots import PagePool
 
-__all__ = ["AHEAD", "NewPages", "Pager"]
-
 AHEAD = 8
 """Steps for which pages are given in advance, so that one update of the page tables serves several ticks."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 
-__all__ = ["Phases"]
-
 
 class Phases:
     """Durations of consecutive phases; the first began at `began_s` on the monotonic clock (default: now)."""

@@ -30,8 +30,6 @@ from sonoro.text.splitting import (
     with_lead,
 )
 
-__all__ = ["Prompts"]
-
 
 class Prompts:
     """Makes segments and prompts for `model`, for slots of `config` that share `pages` pages."""

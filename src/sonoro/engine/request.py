@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from sonoro.engine.words import RequestWords
     from sonoro.models.base import Prompt, Voice
 
-__all__ = ["Allocation", "Playback", "Progress", "RunningRequest"]
-
 
 @dataclass(eq=False)
 class Allocation:

@@ -34,8 +34,6 @@ from sonoro.runtime.graphs import GraphPool, GraphSet, no_garbage_collection
 from sonoro.runtime.kernels import shared_limit
 from sonoro.runtime.ring import Entry, PinnedRing, upload
 
-__all__ = ["BatchItem", "Decoded", "Launched", "Runner"]
-
 logger = logging.getLogger(__name__)
 
 _IN_FLIGHT = 2

@@ -12,8 +12,6 @@ from sonoro.core.errors import EngineError
 from sonoro.models.base import SavedVoice
 from sonoro.transport.encoded_voice import FORMAT, read_metadata, with_metadata
 
-__all__ = ["dump", "parse"]
-
 
 def dump(saved: SavedVoice, model: str, fingerprint: str) -> bytes:
     """Serialise `saved`, a voice of the model named `model`. Deterministic: equal voices give equal bytes."""

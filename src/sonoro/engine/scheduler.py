@@ -18,8 +18,6 @@ from sonoro.engine.request import Allocation, RunningRequest
 from sonoro.runtime.slots import PagePool, SlotPool
 from sonoro.transport.messages import PrefixCounts
 
-__all__ = ["LATENCY_TICKS", "SAFETY", "LateText", "Plan", "Scheduler"]
-
 LATENCY_TICKS = 2
 """Ticks from a plan to the delivery of its audio, which is collected while the next tick runs."""
 

@@ -27,8 +27,6 @@ from sonoro.engine.saved_voices import dump, parse
 from sonoro.models.base import CloningModel, EmbeddingModel, SpeechModel, Voice
 from sonoro.transport.encoded_voice import EncodedVoice
 
-__all__ = ["Inline", "Voices", "content_hash"]
-
 logger = logging.getLogger(__name__)
 
 Made = TypeVar("Made")

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from sonoro.core.types import ModelSpec
     from sonoro.models.words import ShowsWords
 
-__all__ = ["RequestWords", "spelled_out"]
-
 _BEYOND = 2
 """Positions after the end of a text that a read-ahead head may attend to, besides its shift."""
 

@@ -67,8 +67,6 @@ from sonoro.transport.messages import (
     WorkerSettings,
 )
 
-__all__ = ["SMALL_MODEL_PARAMETERS", "Worker", "check_memory", "load", "main", "on_own_gpus", "spare_threads"]
-
 logger = logging.getLogger(__name__)
 
 SMALL_MODEL_PARAMETERS = 50_000_000

@@ -22,28 +22,6 @@ from sonoro.models.shared.codec_choice import CodecChoice
 from sonoro.runtime.sampling import SamplingControls
 from sonoro.text.live_feed import LiveText
 
-__all__ = [
-    "Capacity",
-    "CloningModel",
-    "Codec",
-    "CodecChoice",
-    "Controls",
-    "Description",
-    "EmbeddingModel",
-    "LiveText",
-    "LiveTextModel",
-    "LoadedModel",
-    "Pages",
-    "ProfiledModel",
-    "Prompt",
-    "SavedVoice",
-    "SlotState",
-    "SpeechModel",
-    "Spoken",
-    "TextPromptModel",
-    "Voice",
-]
-
 
 @dataclass(frozen=True)
 class Capacity:

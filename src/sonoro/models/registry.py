@@ -27,8 +27,6 @@ from sonoro.ops.device import Card, card, is_recorded
 from sonoro.runtime.kernels import use_own_plans
 from sonoro.runtime.memory import map_in_pieces
 
-__all__ = ["BUILTIN", "check_units", "describe", "load", "locate", "names", "offered"]
-
 logger = logging.getLogger(__name__)
 
 BUILTIN = "builtin"

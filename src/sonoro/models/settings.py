@@ -8,8 +8,6 @@ from typing import Protocol, runtime_checkable
 from sonoro.core.errors import ConfigError, InvalidRequest, suggestion
 from sonoro.core.types import OptionSpec, OptionValue
 
-__all__ = ["CONTROL_TOKENS", "Configurable", "configure"]
-
 CONTROL_TOKENS = OptionSpec(
     name="reads_control_tokens",
     type="bool",

@@ -12,8 +12,6 @@ from sonoro.models.base import Voice
 from sonoro.words.heads import WordHeads
 from sonoro.words.tracking import Pointing
 
-__all__ = ["MOST_COLUMNS", "ShowsWords"]
-
 MOST_COLUMNS = 4096
 """Limit of watched text positions per segment: words of a longer text have no times."""
 

@@ -12,8 +12,6 @@ from sonoro.nn.linear import NormedRows, random_like
 from sonoro.nn.transformer import DecoderConfig, DecoderLayer, DecoderStack
 from sonoro.ops.bidirectional import bidirectional_attention
 
-__all__ = ["BidirectionalStack"]
-
 
 class BidirectionalStack(DecoderStack):
     """A stack without q/k norms over sequences of `tokens` positions; its output is the K positions of `kept`.

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from sonoro.nn.history import Context
 from sonoro.ops.causal import depthwise
 
-__all__ = ["CausalConv1d", "CausalConvTranspose1d", "CausalLayer", "CausalStridedConv1d", "lay_out", "name_layers"]
-
 FEW_ROWS = 64
 """Up to this many output columns a convolution is one matrix product over copied windows.
 

@@ -12,8 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["Codebooks", "VectorQuantizer", "encode", "joint_table"]
-
 
 class VectorQuantizer(nn.Module):
     """One codebook of `codes` entries of `inner` dimensions, with projections from and to sequences of `width`."""

@@ -14,8 +14,6 @@ import msgspec
 
 from sonoro.core.errors import CheckpointError, CheckpointNotFound
 
-__all__ = ["build", "read_config", "read_json", "read_released"]
-
 T = TypeVar("T")
 _ABOVE_ZERO = ("norm_eps", "rms_norm_eps", "rope_base", "rope_theta")
 

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from sonoro.nn.linear import Linear
 
-__all__ = ["TimeMLP", "calls", "schedule", "sinusoids"]
-
 
 def calls(steps: int) -> int:
     """Network calls of a solver of `steps` ODE steps: CFG-Zero* skips the first 4% of them, at least one."""

@@ -13,8 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["WHOLE", "Context", "History", "Layout", "SavedRow", "SlotContext", "WholeContext"]
-
 Layout = Mapping[str, tuple[int, int]]
 """By key: the number of columns kept, and their width C."""
 

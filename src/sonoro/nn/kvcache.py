@@ -18,8 +18,6 @@ from torch import Tensor
 from sonoro.ops.attention import PagedKV
 from sonoro.ops.varlen import varlen_attention
 
-__all__ = ["Attend", "PackedTokens", "PagedKVCache"]
-
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """Attention of a layer: its index, and queries, keys and values to outputs, [B, T, heads, D] each."""
 

@@ -28,8 +28,6 @@ from sonoro.ops.linear import (
 )
 from sonoro.ops.norm import rms_norm, rms_norm_reference
 
-__all__ = ["E4M3Rows", "Linear", "NormedRows", "RMSNorm", "lay_out_by_input", "random_like"]
-
 _KERNEL_TOLERANCES = {torch.bfloat16: 2**-6, torch.float16: 2**-9}
 """Relative to the largest value: a few roundings of the dtype. Other dtypes: float32 sums of thousands of terms in
 another order."""

@@ -21,20 +21,6 @@ from torch import Tensor
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, TensorMismatch
 from sonoro.nn import torch_file
 
-__all__ = [
-    "SCALE",
-    "Entry",
-    "Shape",
-    "check_tied",
-    "entries_of",
-    "find",
-    "headers",
-    "opened",
-    "sort_out",
-    "summary",
-    "warn",
-]
-
 logger = logging.getLogger(__name__)
 
 Shape = tuple[int, ...]

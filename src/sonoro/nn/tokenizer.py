@@ -11,8 +11,6 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, border
 
-__all__ = ["TextTokenizer", "library_border"]
-
 
 def library_border(complaint: str) -> AbstractContextManager[None]:
     """A context that turns what the tokenizers library raises, plain `Exception`, into a `CheckpointError` that begins

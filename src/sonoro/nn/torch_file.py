@@ -17,8 +17,6 @@ from torch import Tensor
 
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, TensorMismatch
 
-__all__ = ["NORM_SPELLINGS", "fold_norms", "folded_name", "read"]
-
 NORM_SPELLINGS = (
     (".parametrizations.weight.original0", ".parametrizations.weight.original1"),
     (".weight_g", ".weight_v"),

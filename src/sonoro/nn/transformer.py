@@ -26,24 +26,6 @@ from sonoro.ops.pointer import Watched, point
 from sonoro.ops.prompt import keep_prompt
 from sonoro.ops.varlen import varlen_attention
 
-__all__ = [
-    "Attention",
-    "DecoderConfig",
-    "DecoderLayer",
-    "DecoderStack",
-    "FeedForward",
-    "NormedAttention",
-    "Rotary",
-    "bytes_read",
-    "causal_attention",
-    "quantize_layers",
-    "rotary_of_angles",
-    "rotary_tables",
-    "rotate",
-    "split_pairs",
-    "widen_layers",
-]
-
 Rotary = tuple[Tensor, Tensor]
 """cos and signed sin, [..., T, 1, D] each, as `rotary_tables` returns them."""
 

@@ -20,22 +20,6 @@ from sonoro.nn.history import Context
 from sonoro.nn.linear import Linear
 from sonoro.ops.activation import Rates, snake_beta, snake_beta_rates, snake_rates
 
-__all__ = [
-    "ConvNext",
-    "DepthwiseUnit",
-    "DownsampleBlock",
-    "Downsampler",
-    "LinearSnake",
-    "LogSnake",
-    "ResidualUnit",
-    "Snake",
-    "UpsampleBlock",
-    "Upsampler",
-    "Vocoder",
-    "finalize",
-    "reach_frames",
-]
-
 UNIT_DILATIONS = (1, 3, 9)
 
 

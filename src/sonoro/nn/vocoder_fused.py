@@ -21,8 +21,6 @@ from sonoro.ops.activation import Rates
 from sonoro.ops.causal import Bound, depthwise, depthwise_norm, last_conv
 from sonoro.ops.conv import Epilogue, LeftContext, conv
 
-__all__ = ["FoldedLayer", "FusedBlocks", "FusedVocoder", "Past", "fold_layers", "keep_folded", "scaled", "taps"]
-
 
 class Past:
     """The left context of one call: `slots` [B] int64 of `history`, or zeros if both are None."""

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from sonoro.ops.pointer import Watched, point
 
-__all__ = ["HeadWatch"]
-
 
 @dataclass(frozen=True)
 class HeadWatch:

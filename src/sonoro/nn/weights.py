@@ -27,24 +27,6 @@ from sonoro.nn.linear import Linear
 from sonoro.nn.stored import Shape
 from sonoro.ops.device import seeded
 
-__all__ = [
-    "READERS",
-    "DummyRule",
-    "Fusion",
-    "Shape",
-    "check",
-    "count_parts",
-    "empty",
-    "fill",
-    "fingerprint",
-    "init_dummy",
-    "llama_names",
-    "load",
-    "parted_names",
-    "shapes_alone",
-    "stored_shapes",
-]
-
 C = TypeVar("C")
 M = TypeVar("M", bound=nn.Module)
 

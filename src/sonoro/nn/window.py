@@ -18,8 +18,6 @@ from sonoro.nn.linear import Linear, RMSNorm
 from sonoro.nn.transformer import DecoderConfig, FeedForward, Rotary, rotate
 from sonoro.ops.window import window_attention
 
-__all__ = ["LayerScale", "WindowAttention", "WindowConfig", "WindowLayer", "WindowLayers", "WindowTransformer"]
-
 
 @dataclass(frozen=True)
 class WindowConfig(DecoderConfig):

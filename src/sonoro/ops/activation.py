@@ -19,8 +19,6 @@ try:
 except ImportError:
     triton = None
 
-__all__ = ["Rates", "silu_and_mul", "snake_beta", "snake_beta_rates", "snake_beta_reference", "snake_rates"]
-
 Rates = tuple[Tensor, Tensor]
 """Rate and scale by channel, [C] each: factors of the sine's argument and of its square."""
 

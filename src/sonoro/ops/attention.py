@@ -25,8 +25,6 @@ try:
 except ImportError:
     triton = None
 
-__all__ = ["DTYPES", "DecodeConfig", "HeadNorms", "PagedKV", "decode_attention", "is_power_of_two", "takes_heads"]
-
 Rotary = tuple[Tensor, Tensor]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """Dtypes that the attention kernels support."""

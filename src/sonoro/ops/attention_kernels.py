@@ -14,8 +14,6 @@ import triton.language as tl
 
 from sonoro.ops.norm import pdl_launch_dependents, pdl_wait, scale_and_weigh
 
-__all__ = ["decode", "varlen"]
-
 
 @triton.jit
 def _norm_and_rotate(

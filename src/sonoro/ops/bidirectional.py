@@ -21,8 +21,6 @@ try:
 except ImportError:
     triton = None
 
-__all__ = ["bidirectional_attention"]
-
 Rotary = tuple[Tensor, Tensor]
 
 _MAX_TOKENS = 32

@@ -26,8 +26,6 @@ else:
     from .conv import copy_block, saturate_to, snake_beta
     from .norm import pdl_launch_dependents, pdl_wait
 
-__all__ = ["Bound", "depthwise", "depthwise_norm", "embed_sum", "last_conv"]
-
 Bound = Literal["clamp", "tanh"]
 """How samples are limited to [-1, 1]."""
 

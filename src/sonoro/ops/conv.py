@@ -31,8 +31,6 @@ except ImportError:
 else:
     from .norm import pdl_launch_dependents, pdl_wait
 
-__all__ = ["ConvTile", "Epilogue", "LeftContext", "choose_tile", "conv"]
-
 HALF_LIMIT = 65504.0
 """The largest float16."""
 

@@ -15,9 +15,6 @@ from typing import ClassVar
 
 import torch
 
-__all__ = ["CARDS", "TYPICAL", "Card", "card", "is_recorded", "recorded", "seeded", "shared_limit"]
-
-
 _NO_LIMIT = 1 << 30
 
 

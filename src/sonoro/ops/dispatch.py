@@ -21,8 +21,6 @@ try:
 except ImportError:
     triton = None
 
-__all__ = ["Fallback", "Operation", "fallbacks", "references_alone", "shrunk"]
-
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")

@@ -30,21 +30,6 @@ try:
 except ImportError:
     triton = None
 
-__all__ = [
-    "dequantized_rows",
-    "e4m3_linear",
-    "e4m3_linear_add_norm",
-    "e4m3_linear_add_norm_kernel",
-    "e4m3_linear_add_norm_reference",
-    "e4m3_linear_kernel",
-    "e4m3_linear_reference",
-    "e4m3_sizes",
-    "quantize_rows",
-    "quantize_rows_kernel",
-    "quantize_rows_reference",
-    "takes_e4m3",
-]
-
 Quantized = tuple[Tensor, Tensor]
 """Rows as `terms` in E4M3 [B, terms, K], and their scales [B]."""
 

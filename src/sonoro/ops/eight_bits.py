@@ -8,8 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["EIGHT_BITS", "dequantized", "quantize"]
-
 EIGHT_BITS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 """What weights are stored in, by what that is called."""
 

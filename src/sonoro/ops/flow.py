@@ -24,8 +24,6 @@ try:
 except ImportError:
     triton = None
 
-__all__ = ["PatchProjections", "SolverStep", "advance", "guide"]
-
 
 class PatchProjections(NamedTuple):
     """Projections around the network: `weight` [W, D] and `bias` [W] from latents to tokens, and the bias [D] of the

@@ -20,8 +20,6 @@ try:
 except ImportError:
     triton = None
 
-__all__ = ["gemv"]
-
 if triton is not None:
     INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 

@@ -23,28 +23,6 @@ from sonoro.ops.norm import add_rms_norm, is_row_major, rms_norm_kernel, rms_nor
 from sonoro.ops.plans import CublasPlan, GemvPlan, Plan, TilePlan, plan_for, smaller
 from sonoro.ops.tiles import launch_tiles, tile_matmul
 
-__all__ = [
-    "gate_up",
-    "gate_up_kernel",
-    "gate_up_reference",
-    "joins_norm",
-    "linear",
-    "linear_add",
-    "linear_add_kernel",
-    "linear_add_norm",
-    "linear_add_norm_kernel",
-    "linear_add_norm_reference",
-    "linear_add_reference",
-    "linear_kernel",
-    "linear_reference",
-    "norm_gate_up",
-    "norm_gate_up_kernel",
-    "norm_gate_up_reference",
-    "norm_linear",
-    "norm_linear_kernel",
-    "norm_linear_reference",
-]
-
 _WIDENED_AT_ONCE = 2**23
 """Weights in 8 bits that are widened for the library, 17 MB."""
 

@@ -23,17 +23,6 @@ try:
 except ImportError:
     triton = None
 
-__all__ = [
-    "add_rms_norm",
-    "has_pdl",
-    "is_row_major",
-    "pdl_options",
-    "rms_norm",
-    "rms_norm_kernel",
-    "rms_norm_reference",
-    "unit_rms",
-]
-
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """RMSNorm of `x` [..., K] over its last axis, times `weight` [K]. Differentiable.

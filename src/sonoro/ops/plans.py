@@ -18,27 +18,6 @@ import torch
 
 from sonoro.ops.device import Card, card
 
-__all__ = [
-    "LIMITS",
-    "W8A8",
-    "CublasPlan",
-    "GemvPlan",
-    "Plan",
-    "Product",
-    "TilePlan",
-    "candidates",
-    "e4m3_plan",
-    "estimate_s",
-    "from_text",
-    "known_shapes",
-    "measured",
-    "plan_for",
-    "smaller",
-    "to_text",
-    "use_tuned",
-    "variations",
-]
-
 
 @dataclass(frozen=True)
 class GemvPlan:

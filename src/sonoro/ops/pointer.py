@@ -25,8 +25,6 @@ try:
 except ImportError:
     triton = None
 
-__all__ = ["Watched", "point"]
-
 _BLOCK, _OUT_BLOCK, _WARPS = 128, 512, 8
 """Positions scored and weights written per iteration (fewer iterations are faster), and warps of a program."""
 

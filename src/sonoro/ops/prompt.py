@@ -20,8 +20,6 @@ try:
 except ImportError:
     triton = None
 
-__all__ = ["keep_prompt"]
-
 _HEADS = 8
 """Heads of a token per program: 1,024 elements for a head width of 128."""
 

@@ -24,8 +24,6 @@ try:
 except ImportError:
     triton = None
 
-__all__ = ["Resample", "check_kernels", "nucleus_argmax", "sample_repetition_aware"]
-
 MIN_TEMPERATURE = 1e-5
 """Temperatures are clamped to at least this."""
 

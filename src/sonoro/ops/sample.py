@@ -24,20 +24,6 @@ try:
 except ImportError:
     triton = None
 
-__all__ = [
-    "Sampling",
-    "gumbel_argmax",
-    "gumbel_noise",
-    "keep_top_k",
-    "keep_top_p",
-    "mask_logits",
-    "normal_noise",
-    "penalize_seen",
-    "philox_words",
-    "sample",
-    "sample_and_embed",
-]
-
 _WORD = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)

@@ -7,8 +7,6 @@ import triton.language as tl
 
 from sonoro.ops.norm import pdl_launch_dependents, pdl_wait
 
-__all__ = ["make_gumbel_noise", "make_normal_noise", "mask_logits", "sample"]
-
 
 @triton.jit
 def _log(x):

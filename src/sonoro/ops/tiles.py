@@ -20,8 +20,6 @@ try:
 except ImportError:
     triton = None
 
-__all__ = ["OPERAND", "launch_tiles", "prefetch_l2", "reduce_split_k", "tile_matmul"]
-
 ROW_BLOCK = 1024
 """Elements per program of the kernel that adds up split-K's sums."""
 

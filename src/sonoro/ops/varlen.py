@@ -23,8 +23,6 @@ try:
 except ImportError:
     triton = None
 
-__all__ = ["varlen_attention"]
-
 _TOKENS_AT_ONCE = 16
 """Tokens per chunk in the masked reference, which copies the pages of each token."""
 

@@ -23,8 +23,6 @@ except ImportError:
 else:
     from .norm import pdl_launch_dependents, pdl_wait
 
-__all__ = ["window_attention"]
-
 Past = tuple[Tensor, Tensor, Tensor]
 """Ring buffer, number of columns `seen` [slots] int64 by slot, and the `slots` [B] int64 of a call."""
 

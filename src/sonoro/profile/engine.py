@@ -21,8 +21,6 @@ from sonoro.profile.requests import Launched, speech_request
 from sonoro.transport.client import EngineClient
 from sonoro.transport.messages import Stats
 
-__all__ = ["EngineBench", "Listener", "run"]
-
 _WORDS = ("a", "calm", "voice", "reads", "what", "was", "written", "for", "it", "and", "then", "another", "goes", "on")
 _BYTES_PER_SAMPLE = 2
 

@@ -27,8 +27,6 @@ from sonoro.runtime.graphs import GraphPool, GraphSet
 from sonoro.runtime.kernels import fallbacks
 from sonoro.runtime.ring import upload
 
-__all__ = ["FrameBench", "Script", "TimedBatch", "run"]
-
 logger = logging.getLogger(__name__)
 
 GRAPH_REPEATS, EAGER_REPEATS, WARM_UPS = 24, 5, 2

@@ -27,8 +27,6 @@ from sonoro.models.shared.codec_choice import snr_db
 from sonoro.ops.sample import normal_noise
 from sonoro.profile.spoken import allocate, speak
 
-__all__ = ["Comparison", "compare", "why_not"]
-
 _TIMEOUT_S = 3600.0
 _SAME_PATCH_DB = 40.0
 _LAST_CHARACTERS = 400

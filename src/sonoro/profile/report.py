@@ -12,8 +12,6 @@ from rich.table import Table
 from sonoro.bench import results as report
 from sonoro.bench.machine import gpu_driver, processor
 
-__all__ = ["Report", "has_gpu"]
-
 _WIDTH = 170
 
 

@@ -13,8 +13,6 @@ from sonoro.core.types import ModelSpec, Reference, SpeechRequest
 from sonoro.transport.client import EngineClient
 from sonoro.transport.messages import DEFAULT_FACTORY
 
-__all__ = ["Launched", "Subject", "speech_request"]
-
 _REFERENCE_S = 3
 
 

@@ -14,8 +14,6 @@ from sonoro.models.base import Capacity, CloningModel, LoadedModel, Pages, Promp
 from sonoro.runtime.graphs import GraphPool, GraphSet
 from sonoro.runtime.ring import upload
 
-__all__ = ["CHUNK_FRAMES", "SLOTS", "Spoken", "allocate", "speak"]
-
 SLOTS, CHUNK_FRAMES = 4, 4
 """Padded batch size of a launch, and frames per codec launch: those of an engine of that many slots."""
 

@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["copy_bandwidth", "median_ms", "times_ms"]
-
 _COPY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 26}
 
 

@@ -49,8 +49,6 @@ try:
 except ImportError:
     TritonError = RuntimeError
 
-__all__ = ["MOST_ROWS", "Bench", "Gpu", "Tuning", "compile_plan", "parse_shape", "run"]
-
 MOST_ROWS = 256
 """Most rows that are measured; with more, cuBLAS runs."""
 

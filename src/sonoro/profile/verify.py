@@ -34,8 +34,6 @@ from sonoro.profile.requests import Subject, speech_request
 from sonoro.profile.spoken import CHUNK_FRAMES, SLOTS, Spoken, allocate, speak
 from sonoro.transport.messages import WorkerSettings
 
-__all__ = ["Verification", "run"]
-
 PASSED, FAILED, REPORTED, LEFT_OUT = "passed", "FAILED", "reported", "left out"
 
 SENTENCES = (

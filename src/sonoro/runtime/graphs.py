@@ -22,8 +22,6 @@ from torch import Tensor
 from sonoro.ops.dispatch import Operation
 from sonoro.runtime.ring import upload
 
-__all__ = ["Captured", "GraphPool", "GraphSet", "Recorded", "no_garbage_collection"]
-
 logger = logging.getLogger(__name__)
 
 # The first run compiles and loads kernels and creates handles, the second shows that nothing of the kind is left.

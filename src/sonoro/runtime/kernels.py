@@ -15,7 +15,7 @@ from sonoro.ops.device import Card, card, is_recorded, shared_limit
 from sonoro.ops.dispatch import fallbacks
 from sonoro.ops.plans import W8A8, use_tuned
 
-__all__ = ["Card", "card", "fallbacks", "plans_of", "shared_limit", "use_own_plans"]
+__all__ = ["Card", "card", "fallbacks", "is_recorded", "plans_of", "shared_limit", "use_own_plans"]
 
 logger = logging.getLogger(__name__)
 

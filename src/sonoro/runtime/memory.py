@@ -10,9 +10,6 @@ import torch
 from sonoro.core.config import is_allocator_set
 from sonoro.core.errors import ConfigError
 
-__all__ = ["MemoryBudget", "device_memory", "map_in_pieces", "plan_pages", "report"]
-
-
 _FULL_SLOTS = 4
 """So many slots always get all the pages they can use: with few requests, waiting for pages would be noticed."""
 

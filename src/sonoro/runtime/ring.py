@@ -9,8 +9,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-__all__ = ["Entry", "PinnedRing", "overwrite", "upload"]
-
 _ALIGNMENT = 64
 
 

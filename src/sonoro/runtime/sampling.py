@@ -18,18 +18,6 @@ from torch import Tensor
 from sonoro.ops.sample import Sampling
 from sonoro.runtime.ring import upload
 
-__all__ = [
-    "CLEARED",
-    "BatchSampling",
-    "SamplingControls",
-    "SamplingState",
-    "pack",
-    "pack_floats",
-    "unpack_flags",
-    "unpack_floats",
-]
-
-
 MIN_TEMPERATURE = 1e-5
 """Lower temperatures above 0 count as this one: logits divided by them could be infinite."""
 

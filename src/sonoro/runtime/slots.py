@@ -5,8 +5,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Hashable, Sequence
 
-__all__ = ["PagePool", "SlotPool"]
-
 
 class SlotPool:
     """Slots 0 to `count` - 1; the lowest free one is acquired first."""

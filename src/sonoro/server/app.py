@@ -32,8 +32,6 @@ from sonoro.server.voices import voice_routes
 from sonoro.server.websocket import WebSocketConnection
 from sonoro.transport.fleet import Fleet
 
-__all__ = ["create_app", "serve", "uvicorn_config"]
-
 GARBAGE_OBJECTS = 20_000
 """The first threshold of Python's garbage collector, in place of its default of 700 or 2,000 objects."""
 

@@ -31,8 +31,6 @@ from sonoro.server.stream import (
     taken_within,
 )
 
-__all__ = ["RESULTS_SCHEMA", "BatchResponse", "Item", "read_batch"]
-
 logger = logging.getLogger(__name__)
 
 MAX_AT_ONCE = 8

@@ -17,8 +17,6 @@ from sonoro.core.config import SECTIONS, EngineConfig, Settings, read_yaml, sect
 from sonoro.core.errors import ConfigError
 from sonoro.core.types import ModelSpec, VoiceSex
 
-__all__ = ["LOG_FORMATS", "OPENAI_VOICES", "ServerConfig", "read_sections"]
-
 OPENAI_VOICES: dict[str, VoiceSex] = {
     **{"alloy": "female", "ash": "male", "ballad": "male", "cedar": "male", "coral": "female", "echo": "male"},
     **{"fable": "male", "marin": "female", "nova": "female", "onyx": "male", "sage": "female", "shimmer": "female"},

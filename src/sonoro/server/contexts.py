@@ -28,8 +28,6 @@ from sonoro.server.utterance import Utterance
 from sonoro.server.websocket_session import WebSocketSession
 from sonoro.transport.launch import cancel_tasks
 
-__all__ = ["Context", "ContextSession"]
-
 MAX_CONTEXTS = 32
 """Open at once on a socket. A context that waits for text holds memory, but no slot."""
 

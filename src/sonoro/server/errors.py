@@ -39,28 +39,6 @@ from sonoro.core.errors import (
     without_addresses,
 )
 
-__all__ = [
-    "REFUSAL_SHAPE",
-    "AnswerTooLarge",
-    "Answers",
-    "BodyTooLarge",
-    "BodyTooSlow",
-    "ForeignHost",
-    "ForeignOrigin",
-    "IdleSession",
-    "NotReady",
-    "Refusal",
-    "RefusalResponse",
-    "Refused",
-    "SlowReader",
-    "TooManyRequests",
-    "Unauthorized",
-    "UnknownModel",
-    "plain_refusal",
-    "refusal",
-    "refusals",
-]
-
 
 class UnknownModel(InvalidRequest, code="model_not_found"):
     """Another model than the one that is loaded; the message lists the names of that one."""

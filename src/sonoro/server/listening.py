@@ -7,8 +7,6 @@ import socket
 from sonoro.core.errors import ConfigError
 from sonoro.server.config import ServerConfig
 
-__all__ = ["SEND_BUFFER_BYTES", "listen"]
-
 SEND_BUFFER_BYTES = 65536
 """Size of the kernel's send buffer: about a second of audio, so that a slow reader is noticed soon."""
 

@@ -18,8 +18,6 @@ from prometheus_client.registry import Collector
 from sonoro.core.words import Fault
 from sonoro.transport.messages import Stats
 
-__all__ = ["EngineState", "Metrics", "Observation"]
-
 _SECONDS = (0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.2, 0.35, 0.6, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 _RTF = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0)
 

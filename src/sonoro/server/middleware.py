@@ -42,18 +42,6 @@ from sonoro.server.errors import (
 
 logger = logging.getLogger(__name__)
 
-__all__ = [
-    "CLIENT_GONE",
-    "RESET",
-    "Budget",
-    "Connection",
-    "HeadAsGet",
-    "HostCheck",
-    "RequestBodies",
-    "RequestIds",
-    "connection",
-]
-
 RESET = "reset"
 """The key, in a request scope's state, of the function that resets the connection."""
 

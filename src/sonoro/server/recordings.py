@@ -27,8 +27,6 @@ from sonoro.core.errors import InvalidReference, SonoroError
 from sonoro.core.types import Reference, ReferenceUse
 from sonoro.server.errors import TooManyRequests
 
-__all__ = ["Recordings", "is_public", "naming"]
-
 Result = TypeVar("Result")
 
 FETCH_TIMEOUT_S = 10.0

@@ -19,8 +19,6 @@ from sonoro.server.schemas import BatchBody, SpeechBody, parse, schema_of
 from sonoro.server.service import Service
 from sonoro.server.stream import Speech, SpeechResponse, cancel_on_disconnect
 
-__all__ = ["operator_routes", "respond", "speech_routes"]
-
 QUICK_BYTES = 4096
 """Bodies shorter than this hold no recording."""
 

@@ -30,19 +30,6 @@ from sonoro.core.types import (
 from sonoro.server.config import OPENAI_VOICES
 from sonoro.server.recordings import Recordings
 
-__all__ = [
-    "BatchBody",
-    "SpeechBody",
-    "SpokenReference",
-    "VoiceId",
-    "WithoutNulls",
-    "object_of",
-    "parse",
-    "read_references",
-    "schema_of",
-    "speech_request",
-]
-
 logger = logging.getLogger(__name__)
 
 MAX_REFERENCES = 8

@@ -35,8 +35,6 @@ from sonoro.transport.client import EngineClient
 from sonoro.transport.fleet import Fleet
 from sonoro.transport.launch import cancel_tasks
 
-__all__ = ["KEY_PROTOCOL", "Caller", "Service"]
-
 logger = logging.getLogger(__name__)
 
 KEY_PROTOCOL = "openai-insecure-api-key."

@@ -18,8 +18,6 @@ from sonoro.server.service import Service
 from sonoro.server.utterance import CANCELLED, Utterance
 from sonoro.server.websocket_session import End, WebSocketSession
 
-__all__ = ["LiveSession", "session_routes"]
-
 
 def session_routes(service: Service) -> APIRouter:
     """The route of live sessions; it needs a key if the server has keys."""

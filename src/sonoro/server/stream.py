@@ -39,26 +39,6 @@ from sonoro.transport.client import RequestStream
 from sonoro.transport.fleet import Fleet
 from sonoro.transport.launch import cancel_tasks
 
-__all__ = [
-    "DISCONNECTED",
-    "NO_ENGINE",
-    "AudioBody",
-    "EventBody",
-    "Gate",
-    "JSONBody",
-    "Permit",
-    "Speech",
-    "SpeechResponse",
-    "cancel_on_disconnect",
-    "conclude",
-    "encoded_audio",
-    "json_bytes",
-    "silent_events",
-    "sse_event",
-    "taken_within",
-    "told_faults",
-]
-
 Result = TypeVar("Result")
 
 DISCONNECTED = "disconnected"

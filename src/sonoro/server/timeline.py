@@ -9,8 +9,6 @@ from sonoro.core.types import AudioChunk, Finished
 from sonoro.core.words import CharacterTimes, Word, at_speed, character_times
 from sonoro.server.stream import AudioBody
 
-__all__ = ["TimedBody", "Timeline", "WordTimes"]
-
 
 class WordTimes:
     """Collects character times into words as written, between white space."""

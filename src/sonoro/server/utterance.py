@@ -21,8 +21,6 @@ from sonoro.server.service import Caller, Service
 from sonoro.server.stream import Speech, conclude, silent_events, told_faults
 from sonoro.transport.client import RequestStream
 
-__all__ = ["CANCELLED", "Listener", "Utterance"]
-
 logger = logging.getLogger(__name__)
 
 CANCELLED = "cancelled"

@@ -12,8 +12,6 @@ from typing import Any, Protocol
 
 import fsspec
 
-__all__ = ["Bucket", "Files", "Folder", "Memory"]
-
 _UNFINISHED = ".tmp"
 _ABANDONED_S = 3600.0
 """An unfinished file older than this was left by a killed process."""

@@ -22,8 +22,6 @@ from sonoro.core.types import Reference, VoiceFacts, voice_id
 from sonoro.server.voice_files import Bucket, Files, Folder, Memory
 from sonoro.transport.encoded_voice import EncodedVoice, read_facts, with_facts
 
-__all__ = ["VoiceStore"]
-
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")

@@ -21,8 +21,6 @@ from sonoro.server.schemas import object_of
 from sonoro.server.service import Caller, Service
 from sonoro.server.stream import cancel_on_disconnect
 
-__all__ = ["voice_routes"]
-
 MAX_FORM_BYTES = 64 * 1024
 """Upper bound of a form without its recording."""
 

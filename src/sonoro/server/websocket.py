@@ -11,8 +11,6 @@ from websockets.http11 import Request
 if TYPE_CHECKING:
     from uvicorn._types import ASGISendEvent
 
-__all__ = ["SHUTTING_DOWN", "WebSocketConnection"]
-
 SHUTTING_DOWN = "ending"
 """The key, in a connection scope's state, of the event that is set when the server shuts down."""
 

@@ -19,8 +19,6 @@ from sonoro.server.stream import taken_within
 from sonoro.server.websocket import SHUTTING_DOWN
 from sonoro.transport.launch import cancel_tasks
 
-__all__ = ["End", "WebSocketSession"]
-
 End = Literal["closed", "idle", "ending"]
 """Why a session ended: at the client's request, after its idle timeout, or because the server shuts down."""
 

@@ -13,8 +13,6 @@ from sonoro.core.errors import InvalidRequest
 from sonoro.core.types import is_speakable
 from sonoro.text.splitting import Segment, cut_live, cut_sentence, segment_ends
 
-__all__ = ["LiveFeed", "LiveText"]
-
 
 class LiveText(Protocol):
     """Incremental tokeniser of one live segment: text arrives in pieces, and each frame takes the next id."""

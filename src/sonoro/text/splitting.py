@@ -19,21 +19,6 @@ import sentencex
 from sonoro.core.config import MIN_BOUND_S, MIN_MAX_CHARACTERS
 from sonoro.core.types import is_speakable
 
-__all__ = [
-    "LETTERS_PER_S",
-    "SECONDS_PER_LETTER",
-    "Segment",
-    "cut_live",
-    "cut_sentence",
-    "frames_bound",
-    "frames_expected",
-    "join_text",
-    "segment_ends",
-    "split_text",
-    "spoken_length",
-    "with_lead",
-]
-
 LETTERS_PER_S = 15.0
 """The rate of ordinary speech."""
 

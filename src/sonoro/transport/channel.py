@@ -16,8 +16,6 @@ import zmq
 
 from sonoro.transport.messages import FromEngine, ToEngine
 
-__all__ = ["WorkerLink", "decode_to_engine", "encode_from_engine", "new_endpoint", "remove_endpoint"]
-
 _SCHEME = "ipc://"
 
 LINGER_S = 2.0

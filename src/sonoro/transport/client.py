@@ -48,8 +48,6 @@ from sonoro.transport.messages import (
     WorkerSettings,
 )
 
-__all__ = ["EngineClient", "RequestStream", "VoiceSource"]
-
 logger = logging.getLogger(__name__)
 
 

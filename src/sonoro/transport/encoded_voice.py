@@ -13,8 +13,6 @@ import msgspec
 from sonoro.core.errors import EngineError
 from sonoro.core.types import VoiceFacts
 
-__all__ = ["FORMAT", "EncodedVoice", "read_facts", "read_metadata", "with_facts", "with_metadata"]
-
 FORMAT = "1"
 
 _METADATA = "__metadata__"

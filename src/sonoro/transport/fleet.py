@@ -20,8 +20,6 @@ from sonoro.transport.encoded_voice import EncodedVoice
 from sonoro.transport.launch import Limits, Started, cancel_tasks
 from sonoro.transport.messages import Ready, WorkerSettings
 
-__all__ = ["Fleet", "device_list"]
-
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")

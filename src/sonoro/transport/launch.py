@@ -30,8 +30,6 @@ from sonoro.core.types import ModelSpec
 from sonoro.transport.channel import new_endpoint, remove_endpoint
 from sonoro.transport.messages import EncodeVoice, Fatal, FromEngine, Ready, Shutdown, Submit, ToEngine, WorkerSettings
 
-__all__ = ["EngineProcess", "Limits", "Started", "cancel_tasks", "decode_from_engine", "encode_to_engine", "spawn"]
-
 logger = logging.getLogger(__name__)
 
 MODULE = "sonoro.engine.worker"

@@ -12,33 +12,6 @@ from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError, ErrorFacts
 from sonoro.core.types import AudioChunk, Failed, Finished, ModelSpec, Reference, SpeechRequest
 
-__all__ = [
-    "DEFAULT_FACTORY",
-    "AppendText",
-    "Cancel",
-    "EncodeVoice",
-    "EndText",
-    "Fatal",
-    "FromEngine",
-    "LoadVoice",
-    "Pause",
-    "Ping",
-    "Pong",
-    "PrefixCounts",
-    "Ready",
-    "Resume",
-    "Shutdown",
-    "Stats",
-    "StatsRequest",
-    "Submit",
-    "ToEngine",
-    "VoiceEncoded",
-    "VoiceFailed",
-    "VoiceLost",
-    "VoiceWanted",
-    "WorkerSettings",
-]
-
 DEFAULT_FACTORY = "sonoro.models.registry:load"
 
 

@@ -16,8 +16,6 @@ import numpy.typing as npt
 from sonoro.words.spans import SpokenWord
 from sonoro.words.tracking import AHEAD, Pointing, Tracker, loudness
 
-__all__ = ["LEAST_MASS", "MOST_DEVIATION_S", "Candidate", "Reading", "candidates", "choose", "judge"]
-
 LEAST_MASS, MOST_DEVIATION_S = 0.15, 0.2
 """The gate. True heads had a mass of .46 to .81 and a deviation of .10 to .14 s; the best wrong head had .09 and .25 s
 with all text in the prompt, .26 and .3 s with text per frame."""

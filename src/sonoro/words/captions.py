@@ -13,8 +13,6 @@ import msgspec
 
 from sonoro.core.words import Word
 
-__all__ = ["Cue", "cues", "srt", "vtt", "words_json"]
-
 MAX_LINE, MAX_LINES, MAX_S, MIN_S = 42, 2, 7.0, 0.5
 """Broadcasters' maximum characters per line, lines and seconds of a caption; and the minimum seconds it is shown."""
 

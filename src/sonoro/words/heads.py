@@ -10,8 +10,6 @@ import msgspec
 from sonoro.core.errors import CheckpointError
 from sonoro.words.tracking import Pointing
 
-__all__ = ["FILE", "WordHeads", "read_heads", "read_table", "write_heads"]
-
 FILE = "word_heads.json"
 """File name in the checkpoint's folder."""
 

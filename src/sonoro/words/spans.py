@@ -8,8 +8,6 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["SpokenWord", "spoken_words", "word_spans"]
-
 Span = tuple[int, int]
 
 _SPACELESS = (

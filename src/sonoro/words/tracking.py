@@ -17,8 +17,6 @@ import numpy.typing as npt
 from sonoro.core.words import FaultKind, Word
 from sonoro.words.spans import SpokenWord
 
-__all__ = ["AHEAD", "Limits", "Pointing", "SegmentClock", "Tracker", "Trouble", "loudness"]
-
 Array = npt.NDArray[np.floating]
 
 AHEAD = 8

@@ -19,8 +19,6 @@ from sonoro.ops.causal import embed_sum
 
 from .config import ModelConfig, StackConfig, decoder_config
 
-__all__ = ["DualAR"]
-
 
 class DualAR(nn.Module):
     """All modules of the released safetensors files. Call `finalize` once the weights are final.

@@ -11,8 +11,6 @@ from sonoro.models.shared.streaming import StreamingCodec
 from .decoder import CodecConfig, CodecDecoder, FusedDecoder
 from .encoder import CodecEncoder
 
-__all__ = ["CodecConfig", "FishCodec"]
-
 
 class FishCodec(StreamingCodec):
     """`sonoro.models.base.Codec` of Fish S2.

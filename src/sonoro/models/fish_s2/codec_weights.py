@@ -16,8 +16,6 @@ from sonoro.nn.window import WindowAttention
 from .codec import CodecConfig, FishCodec
 from .decoder import CodecDecoder
 
-__all__ = ["CODEC_FILE", "FILE", "PARTS"]
-
 CODEC_FILE = "codec.pth"
 
 _RENAMES = {

@@ -14,8 +14,6 @@ from sonoro.nn.transformer import DecoderConfig, Rotary
 
 from .codec import CodecConfig
 
-__all__ = ["RELEASED", "AudioDecoderConfig", "ModelConfig", "StackConfig", "decoder_config", "model_config"]
-
 RELEASED = {"fish-s2-pro": "fishaudio/s2-pro"}
 """Released configuration (packaged), and the hub repository of its weights."""
 

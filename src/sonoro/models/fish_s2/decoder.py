@@ -24,8 +24,6 @@ from sonoro.nn.window import WindowTransformer
 from sonoro.ops.causal import embed_sum
 from sonoro.ops.window import window_attention
 
-__all__ = ["CodecConfig", "CodecDecoder", "FusedDecoder", "Quantizer"]
-
 
 @dataclass(frozen=True)
 class WindowConfig(window.WindowConfig):

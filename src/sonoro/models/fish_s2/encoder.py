@@ -19,8 +19,6 @@ from sonoro.nn.window import WindowTransformer
 
 from .decoder import CodecConfig, Quantizer
 
-__all__ = ["CodecEncoder"]
-
 _PIECE_FRAMES = 43
 """Frames convolved at a time, 2 s of audio: half a minute at once takes gigabytes and occupies the GPU for long."""
 

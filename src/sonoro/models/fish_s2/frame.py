@@ -17,8 +17,6 @@ from sonoro.runtime.sampling import BatchSampling
 
 from .backbone import DualAR
 
-__all__ = ["check_kernels", "frame", "parts"]
-
 _WINDOW = 10
 """Window of repetition-aware sampling: earlier codes of codebook 0, never including the first frame's."""
 

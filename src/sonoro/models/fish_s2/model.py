@@ -23,8 +23,6 @@ from .prompt import ConversationBuilder, split_turns, stand_in
 from .state import allocate, prefill, stage
 from .weights import FishModules
 
-__all__ = ["FAMILY", "FishS2", "spec_of"]
-
 _MAX_FRAMES = 2048
 _SAMPLING = SamplingParams(temperature=0.8, top_k=30, top_p=0.8, repetition_penalty=1.0)
 """The official server's sampling defaults. It accepts a repetition penalty and ignores it."""

@@ -21,8 +21,6 @@ from sonoro.nn.tokenizer import TextTokenizer
 
 from .config import ModelConfig
 
-__all__ = ["ConversationBuilder", "FishVoice", "split_turns", "stand_in"]
-
 MOST_TURNS = 5
 MOST_BYTES = 200
 """Limits of a segment: turns, and UTF-8 bytes unless it is a single turn (the official server's defaults)."""

@@ -19,8 +19,6 @@ from sonoro.words.heads import WordHeads
 
 from .backbone import DualAR
 
-__all__ = ["allocate", "prefill", "stage"]
-
 
 def allocate(lm: DualAR, capacity: Capacity, word_heads: WordHeads | None = None) -> DepthState:
     """`SpeechModel.allocate`, with `word_heads` of the slow AR watched."""

@@ -15,8 +15,6 @@ from sonoro.models.base import SavedVoice, Voice
 from .codec import FishCodec
 from .prompt import FishVoice
 
-__all__ = ["encode_voice", "load_voice", "save_voice"]
-
 
 @torch.no_grad()
 def encode_voice(references: Sequence[Reference], codec: FishCodec, device: torch.device) -> Voice:

@@ -15,8 +15,6 @@ from .backbone import DualAR
 from .codec import FishCodec
 from .config import ModelConfig
 
-__all__ = ["FILES", "FishModules"]
-
 _SLOW, _FAST = "text_model.model.", "audio_decoder."
 
 _PARTS = {

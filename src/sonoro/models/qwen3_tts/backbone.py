@@ -18,8 +18,6 @@ from sonoro.nn.transformer import DecoderConfig, DecoderStack, NormedAttention
 
 from .config import SUPPRESSED_IDS, PredictorConfig, TalkerConfig, stack_sizes
 
-__all__ = ["Talker", "decoder_config"]
-
 LARGEST_CPU_TEXT_TABLE = 16384
 """Largest text vocabulary that a CPU projects at load; a larger one is projected on use."""
 

@@ -13,8 +13,6 @@ from .decoder import CodecDecoder
 from .decoder_fused import FusedDecoder
 from .encoder import CodecEncoder
 
-__all__ = ["CodecDecoder", "Qwen3Codec"]
-
 
 class Qwen3Codec(StreamingCodec):
     """`sonoro.models.base.Codec` of Qwen3-TTS. Its state_dict matches the file in speech_tokenizer.

@@ -16,26 +16,6 @@ from sonoro.core.errors import CheckpointError, InvalidRequest
 from sonoro.core.types import SamplingParams, VoiceSex
 from sonoro.nn.configs import build, read_config, read_json
 
-__all__ = [
-    "MIN_FRAMES",
-    "RELEASED",
-    "SUPPRESSED_IDS",
-    "VARIANTS",
-    "CodecConfig",
-    "CodecDecoderConfig",
-    "CodecEncoderConfig",
-    "Configs",
-    "GenerationConfig",
-    "ModelConfig",
-    "PredictorConfig",
-    "SpeakerEncoderConfig",
-    "TalkerConfig",
-    "read_configs",
-    "released_configs",
-    "speaker_sexes",
-    "stack_sizes",
-]
-
 SUPPRESSED_IDS = 1024
 """The last 1024 ids of the talker's vocabulary are control ids; only the end-of-speech id among them may be sampled."""
 

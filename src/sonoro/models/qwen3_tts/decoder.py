@@ -21,8 +21,6 @@ from sonoro.nn.window import WindowConfig, WindowLayers
 
 from .config import CodecDecoderConfig, stack_sizes
 
-__all__ = ["CodecDecoder"]
-
 
 class _Codebook(nn.Module):
     """A codebook stored as EMA sums and counts of the vectors assigned to each code; not trained by gradients."""

@@ -14,8 +14,6 @@ from sonoro.ops.conv import Epilogue, conv
 
 from .decoder import CodecDecoder
 
-__all__ = ["FusedDecoder"]
-
 
 class FusedDecoder:
     """A finalized `CodecDecoder` as fused kernels; residual streams are in `stream_dtype`.

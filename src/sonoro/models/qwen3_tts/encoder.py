@@ -18,8 +18,6 @@ from sonoro.nn.window import LayerScale
 
 from .config import CodecEncoderConfig
 
-__all__ = ["CodecEncoder"]
-
 _DOWNSAMPLE_STRIDE = 2
 """From the transformer's 25 Hz to the codec's 12.5 frames per second."""
 

@@ -23,8 +23,6 @@ from .backbone import Talker
 from .sampling import mask_first, sample_code, sample_code_and_embed
 from .state import FrameState
 
-__all__ = ["check_kernels", "frame", "parts"]
-
 
 def frame(talker: Talker, state: FrameState, slots: Tensor, record: list[Tensor] | None = None) -> None:
     """`SpeechModel.frame`; `record` gets the logits [B, V] of the talker, then of each predictor pass."""

@@ -12,8 +12,6 @@ from sonoro.text.splitting import spoken_length
 
 from .prompt import PromptBuilder, TextTokenizer
 
-__all__ = ["LiveSegment", "LiveTokens"]
-
 # A space between two plain words, across which no rule of the English normaliser matches, so that each side can be
 # normalised by itself. Not after "Zip" or "sq", nor before what is or may become a Roman numeral.
 _JOINT = re.compile(r"(?<!\S)(?!(?:[Zz]ip|sq) )[A-Za-z][a-z]+ (?=[a-z])(?![ivx]+(?![a-z]))")

@@ -32,8 +32,6 @@ from .prompt import SPLITS, ClonedVoice, PromptBuilder, TalkerPrompt, TextTokeni
 from .state import FrameState, allocate, prefill
 from .weights import Modules
 
-__all__ = ["FAMILY", "Qwen3TTS", "spec_of"]
-
 _VOICE_MODES: dict[str, tuple[VoiceMode, ...]] = {
     "custom_voice": ("named",),
     "voice_design": ("described",),

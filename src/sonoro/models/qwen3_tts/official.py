@@ -22,8 +22,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["Run", "main", "official_package", "recorded"]
-
 OPTIONS = {"subtalker_dosample": False, "non_streaming_mode": False}
 """Request options under which sonoro does the same."""
 

@@ -28,8 +28,6 @@ from sonoro.text.english.normalize import NormalizedText, normalize_english
 
 from .config import ModelConfig
 
-__all__ = ["SPLITS", "ClonedVoice", "PromptBuilder", "TalkerPrompt", "TextTokenizer"]
-
 logger = logging.getLogger(__name__)
 
 NOTHING = -1

@@ -15,8 +15,6 @@ from sonoro.runtime.sampling import BatchSampling, SamplingControls
 
 from .config import MIN_FRAMES
 
-__all__ = ["check_kernels", "mask_first", "sample_code", "sample_code_and_embed", "sampling_controls"]
-
 
 def sampling_controls(controls: Controls) -> tuple[SamplingControls, SamplingControls]:
     """Sampling controls of codebook 0 and of the others; `controls` must be complete (`ModelSpec.resolve`)."""

@@ -30,8 +30,6 @@ from .backbone import Talker
 from .prompt import TalkerPrompt
 from .sampling import sampling_controls
 
-__all__ = ["FrameState", "StagedVoices", "admit", "allocate", "append_text", "prefill", "reset", "stage"]
-
 
 @dataclass(frozen=True)
 class StagedVoices:

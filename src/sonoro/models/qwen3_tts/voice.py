@@ -27,8 +27,6 @@ from .codec import Qwen3Codec
 from .config import SpeakerEncoderConfig
 from .prompt import ClonedVoice
 
-__all__ = ["SpeakerEncoder", "encode_voice", "load_voice", "log_mel", "mel_filterbank", "save_voice"]
-
 FFT_SAMPLES = 1024
 MEL_HOP_SAMPLES = 256
 

@@ -18,8 +18,6 @@ from .codec import CodecDecoder, Qwen3Codec
 from .config import CodecConfig, Configs, ModelConfig
 from .voice import SpeakerEncoder
 
-__all__ = ["CODEC_FILE", "FILES", "LanguageModel", "Modules", "codec_fusions", "main_fusions", "unused_shapes"]
-
 CODEC_FILE = "speech_tokenizer/model.safetensors"
 
 _PARTS = {

@@ -9,20 +9,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-__all__ = [
-    "HALF_LIMIT",
-    "LEAST_DB",
-    "MARGIN",
-    "SERVED_DB",
-    "CodecChoice",
-    "Peak",
-    "dtype_name",
-    "has_room",
-    "no_tf32",
-    "peaks",
-    "snr_db",
-]
-
 HALF_LIMIT = 65504.0
 """The largest float16."""
 

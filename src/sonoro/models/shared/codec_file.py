@@ -15,8 +15,6 @@ from sonoro.models.shared.streaming import StreamingCodec
 from sonoro.nn import stored, torch_file, weights
 from sonoro.nn.weights import DummyRule, Fusion, Shape
 
-__all__ = ["UNIT_NAMES", "CodecFile", "all_but", "spread_rates"]
-
 C = TypeVar("C")
 M = TypeVar("M", bound=StreamingCodec)
 

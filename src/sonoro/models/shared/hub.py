@@ -10,8 +10,6 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from sonoro.core.errors import CheckpointNotFound
 
-__all__ = ["snapshot"]
-
 
 def snapshot(hub_id: str, patterns: Sequence[str]) -> Path:
     """The local folder of repository `hub_id`, after downloading missing files that match `patterns`.

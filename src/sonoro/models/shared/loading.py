@@ -20,8 +20,6 @@ from sonoro.models.words import ShowsWords
 from sonoro.nn import stored
 from sonoro.words.heads import FILE, read_heads
 
-__all__ = ["Family"]
-
 _DUMMY_SEED = 0
 _WEIGHT_FILES = ("*.safetensors*", "pytorch_model*", "model.bin*", "model.pth*")
 

@@ -17,8 +17,6 @@ from sonoro.nn.linear import Linear
 from sonoro.nn.transformer import quantize_layers
 from sonoro.nn.weights import DummyRule, Fusion, Shape
 
-__all__ = ["MODEL_FILES", "ModelFiles", "Modules"]
-
 MODEL_FILES = "model.safetensors"
 """The name under which the language model's files are found (`stored.find`) and reported."""
 

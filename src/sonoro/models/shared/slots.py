@@ -29,24 +29,6 @@ from sonoro.runtime.sampling import CLEARED, SamplingControls, SamplingState, pa
 from sonoro.words.heads import WordHeads
 from sonoro.words.tracking import Pointing
 
-__all__ = [
-    "BackboneState",
-    "DepthState",
-    "Ids",
-    "ReadsText",
-    "RowPrompt",
-    "StagedPrompts",
-    "admit_staged",
-    "allocate_backbone",
-    "allocate_depth",
-    "clear_slots",
-    "depth_passes",
-    "fill_backbone",
-    "run_prompts",
-    "stage_prompts",
-    "staged_tokens",
-]
-
 Ids = npt.NDArray[np.int64]
 
 State = TypeVar("State", bound="BackboneState")

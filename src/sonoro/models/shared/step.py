@@ -26,17 +26,6 @@ try:
 except ImportError:
     triton = None
 
-__all__ = [
-    "Feedback",
-    "PendingText",
-    "Start",
-    "StepState",
-    "append_frames",
-    "begin_step",
-    "check_kernels",
-    "finish_step",
-]
-
 _BLOCK = 512
 
 

@@ -33,8 +33,6 @@ from sonoro.nn.vocoder_fused import Past, keep_folded
 from sonoro.ops.device import is_recorded
 from sonoro.runtime.ring import overwrite
 
-__all__ = ["PRIMED", "Fused", "StreamingCodec", "example_codes"]
-
 logger = logging.getLogger(__name__)
 
 HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}

@@ -14,8 +14,6 @@ from sonoro.nn.transformer import DecoderStack
 from .config import ModelConfig, lm_config, local_config
 from .flow import Flow
 
-__all__ = ["VoxLM"]
-
 
 class VoxLM(nn.Module):
     """The base LM and the residual LM on top of it, with their encoder, projections, stop head and flow. Call

@@ -13,8 +13,6 @@ from sonoro.models.shared.streaming import StreamingCodec
 from .decoder import CodecConfig, CodecDecoder, FusedDecoder
 from .encoder import CodecEncoder
 
-__all__ = ["CodecConfig", "VoxCodec"]
-
 
 class VoxCodec(StreamingCodec):
     """`sonoro.models.base.Codec` of VoxCPM2. The encoder takes 16 kHz, the decoder makes 48 kHz.

@@ -14,8 +14,6 @@ from sonoro.nn.weights import DummyRule, Shape
 from .codec import CodecConfig, VoxCodec
 from .decoder import CodecDecoder
 
-__all__ = ["CODEC_FILE", "FILE", "PARTS"]
-
 CODEC_FILE = "audiovae.pth"
 
 PARTS = {"codec decoder": ("decoder.",), "codec encoder": ("encoder.",)}

@@ -16,8 +16,6 @@ from sonoro.nn.transformer import DecoderConfig, Rotary, rotary_of_angles
 
 from .codec import CodecConfig
 
-__all__ = ["RELEASED", "LMConfig", "LocalConfig", "ModelConfig", "RopeScaling", "lm_config", "local_config", "read"]
-
 RELEASED = {"voxcpm2": "openbmb/VoxCPM2"}
 """Released configuration (packaged, byte for byte), and the hub repository of its weights."""
 

@@ -15,8 +15,6 @@ from sonoro.nn.history import Context
 from sonoro.nn.vocoder import DepthwiseUnit, LinearSnake, UpsampleBlock, finalize, reach_frames
 from sonoro.nn.vocoder_fused import FusedBlocks, Past
 
-__all__ = ["CodecConfig", "CodecDecoder", "FusedDecoder"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class CodecConfig:

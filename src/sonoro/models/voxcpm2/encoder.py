@@ -13,8 +13,6 @@ from sonoro.nn.vocoder import DepthwiseUnit, DownsampleBlock, LinearSnake
 
 from .decoder import CodecConfig
 
-__all__ = ["CodecEncoder"]
-
 _PIECE_COLUMNS = 100
 """Columns convolved at a time, 4 s of audio: a minute at once takes gigabytes and occupies the GPU for long."""
 

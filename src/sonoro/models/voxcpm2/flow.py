@@ -16,8 +16,6 @@ from sonoro.ops.flow import PatchProjections, SolverStep, advance
 
 from .config import ModelConfig, local_config
 
-__all__ = ["FEWEST_STEPS", "MOST_STEPS", "OFFICIAL_STEPS", "Flow"]
-
 FEWEST_STEPS, MOST_STEPS, OFFICIAL_STEPS = 1, 10, 100
 """Limits of ODE steps per patch, and the official package's limit. The first step is skipped (CFG-Zero*), so one step
 returns the noise."""

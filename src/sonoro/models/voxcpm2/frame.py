@@ -18,8 +18,6 @@ from sonoro.runtime.sampling import BatchSampling
 from .backbone import VoxLM
 from .state import FrameState
 
-__all__ = ["check_kernels", "floor_bytes", "frame", "parts"]
-
 
 def frame(lm: VoxLM, state: FrameState, slots: Tensor, record: list[Tensor] | None = None) -> None:
     """`SpeechModel.frame`. The frame that ends speech is audio, and kept. `record` gets the hidden states [B, H] of

@@ -27,8 +27,6 @@ from .prompt import PromptBuilder, stand_in
 from .state import FrameState, allocate, prefill
 from .weights import VoxModules
 
-__all__ = ["FAMILY", "VoxCPM2", "spec_of"]
-
 _MAX_FRAMES = 4096
 _SAMPLING = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, repetition_penalty=1.0)
 """The model samples no codes, only noise."""

@@ -19,8 +19,6 @@ from unittest import mock
 import numpy as np
 import torch
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Run the request ASKED.json from its noise, and write prompt length, first decision, frames and audio to

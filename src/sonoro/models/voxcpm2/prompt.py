@@ -23,8 +23,6 @@ from sonoro.text.splitting import join_text
 
 from .config import ModelConfig
 
-__all__ = ["PromptBuilder", "VoxVoice", "stand_in"]
-
 _AUDIO_START, _REFERENCE_START, _REFERENCE_END = 101, 103, 104
 _FIRST_PLAIN_ID = 107
 

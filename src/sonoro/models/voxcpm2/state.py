@@ -27,8 +27,6 @@ from sonoro.words.heads import WordHeads
 from .backbone import VoxLM
 from .config import lm_config
 
-__all__ = ["FrameState", "admit", "allocate", "prefill", "reset", "stage"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class FrameState(BackboneState):

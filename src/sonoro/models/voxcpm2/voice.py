@@ -18,8 +18,6 @@ from .codec import VoxCodec
 from .config import ModelConfig
 from .prompt import VoxVoice
 
-__all__ = ["encode_voice", "load_voice", "save_voice"]
-
 _NAMES = ("prompt", "reference")
 
 

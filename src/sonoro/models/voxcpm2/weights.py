@@ -10,8 +10,6 @@ from .backbone import VoxLM
 from .codec import VoxCodec
 from .config import ModelConfig
 
-__all__ = ["FILES", "VoxModules"]
-
 _PARTS = {
     "base LM": ("base_lm.layers.", "base_lm.norm."),
     "text embedding": ("base_lm.embed_tokens.",),

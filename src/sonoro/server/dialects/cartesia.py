@@ -29,8 +29,6 @@ from sonoro.server.service import Service
 from sonoro.server.stream import AudioBody
 from sonoro.server.timeline import TimedBody, Timeline, WordTimes
 
-__all__ = ["Output", "routes"]
-
 _SPEEDS = {"slow": 0.8, "normal": 1.0, "fast": 1.25}
 
 

@@ -24,8 +24,6 @@ from sonoro.server.errors import Refusal, refusal
 from sonoro.server.schemas import parse
 from sonoro.server.service import Service
 
-__all__ = ["Query", "routes"]
-
 
 class _Body(Message):
     text: str

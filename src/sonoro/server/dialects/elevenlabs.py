@@ -32,8 +32,6 @@ from sonoro.server.schemas import parse
 from sonoro.server.service import Service
 from sonoro.server.timeline import TimedBody
 
-__all__ = ["audio_format", "routes"]
-
 
 def _refusal(refused: Refusal, request_id: str) -> Response:
     detail = {"status": refused.error["code"], "message": refused.error["message"]}

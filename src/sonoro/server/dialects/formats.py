@@ -15,8 +15,6 @@ from sonoro.audio.g711 import a_law, mu_law
 from sonoro.core.errors import InvalidRequest
 from sonoro.server.stream import AudioBody
 
-__all__ = ["PCM", "AudioFormat", "FormatBody", "sample_format"]
-
 Convert = Callable[[bytes], bytes]
 
 

@@ -28,8 +28,6 @@ from sonoro.server.stream import AudioBody, Speech
 from sonoro.server.timeline import Timeline
 from sonoro.server.websocket_session import WebSocketSession
 
-__all__ = ["Asked", "Dialect", "DialectSession", "Message", "key_of", "language_of", "languages_of", "voices_of"]
-
 LANGUAGES = {
     **{"zh": "chinese", "en": "english", "de": "german", "it": "italian", "pt": "portuguese", "es": "spanish"},
     **{"ja": "japanese", "ko": "korean", "fr": "french", "ru": "russian"},

@@ -27,8 +27,6 @@ from sonoro.server.timeline import Timeline, WordTimes
 from sonoro.server.utterance import Utterance
 from sonoro.server.websocket_session import End
 
-__all__ = ["routes"]
-
 _MARKS = {"stream_audio", "word_timestamps", "split_granularity", "timestamp_type"}
 """Fields that native configurations lack: a first message with any of them is in this dialect."""
 

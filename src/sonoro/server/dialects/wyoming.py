@@ -40,8 +40,6 @@ try:
 except ImportError:  # an extra: without it nothing is announced
     AsyncZeroconf = None  # type: ignore[misc, assignment]
 
-__all__ = ["wyoming_routes"]
-
 logger = logging.getLogger(__name__)
 
 MAX_BESIDE_TEXT_BYTES = 2**16

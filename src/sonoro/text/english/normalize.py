@@ -42,8 +42,6 @@ from sonoro.text.english.tables import (
     UNSURE_STATES,
 )
 
-__all__ = ["NormalizedText", "check_readable", "normalize_english", "trace_english"]
-
 
 @dataclass(frozen=True, slots=True)
 class NormalizedText:

@@ -9,8 +9,6 @@ import re
 
 from sonoro.text.english.normalize import check_readable, normalize_english
 
-__all__ = ["remarks"]
-
 _SHOWN = 40
 _MIN_FOREIGN = 2
 _FREQUENT = {

@@ -11,8 +11,6 @@ from collections.abc import Callable
 
 from num2words import num2words
 
-__all__ = ["ROMAN_RULES", "Rule"]
-
 _VALUES = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100, "D": 500, "M": 1000}
 
 _RULERS = (

@@ -2,30 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "ABBREVIATIONS",
-    "BEFORE_NUMBER",
-    "CAPITAL_WORDS",
-    "COMPASS",
-    "DAYS",
-    "DOMAINS",
-    "DOTTED_BEFORE_NUMBER",
-    "FILES",
-    "INITIALISMS",
-    "MAGNITUDES",
-    "MARKS",
-    "MONEY",
-    "MONTHS",
-    "PERIODS",
-    "SHORT_MONTHS",
-    "SHORT_WORDS",
-    "SPELLED_LABELS",
-    "STATES",
-    "STREETS",
-    "UNITS",
-    "UNSURE_STATES",
-]
-
 
 def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
