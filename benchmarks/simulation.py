@@ -19,7 +19,7 @@ import numpy as np
 
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError
-from sonoro.engine.request import Playback, Progress, RunningRequest
+from sonoro.engine.request import Playback, Progress, Request
 from sonoro.engine.scheduler import Plan, Scheduler
 from sonoro.runtime.slots import PagePool
 from sonoro.text.live_feed import Segment
@@ -144,8 +144,8 @@ class _Engine:
 
     times: Times
     config: EngineConfig
-    count_sent: Callable[[RunningRequest, int, float], None]
-    ended: Callable[[RunningRequest, float], None]
+    count_sent: Callable[[Request, int, float], None]
+    ended: Callable[[Request, float], None]
     now_s: float = 0.0
     free_s: float = 0.0
     tick_s: float = 0.04
@@ -164,7 +164,7 @@ class _Engine:
         prompt = SimpleNamespace(positions=_PROMPT_ROWS)
         # Half of the overhead is on the way to the engine.
         sent_s = at_s - self.times.overhead_ms / 2000
-        row = RunningRequest(
+        request = Request(
             cast(Any, _REQUEST),
             [Segment("", 0, 0)],
             None,
@@ -174,7 +174,7 @@ class _Engine:
         if not self.has_work:
             self.now_s = max(self.now_s, at_s)
         self.held += 1
-        self.scheduler.add(row)
+        self.scheduler.add(request)
 
     def tick(self) -> None:
         """Plan and launch a tick, then read the one before, as the engine does."""
@@ -190,18 +190,18 @@ class _Engine:
                 self.tick_s += _TICK_WEIGHT * (self.now_s - began_s - self.tick_s)
 
     def _collect(self, plan: Plan) -> None:
-        for row in plan.frame:
-            row.progress.length += 1
-            row.progress.is_done = row.progress.length >= row.progress.limit
-        for frames, rows in plan.codec.items():
-            for row in rows:
-                if made := min(frames, row.progress.length - row.progress.decoded):
-                    self.count_sent(row, made, self.now_s)
-                    row.count_sent(made, self.now_s, made * self.times.frame_s)
-        for row in [row for row in self.scheduler.running if row.is_drained]:
-            self.scheduler.release(row)
+        for request in plan.frame:
+            request.progress.length += 1
+            request.progress.is_done = request.progress.length >= request.progress.limit
+        for frames, requests in plan.codec.items():
+            for request in requests:
+                if made := min(frames, request.progress.length - request.progress.decoded):
+                    self.count_sent(request, made, self.now_s)
+                    request.count_sent(made, self.now_s, made * self.times.frame_s)
+        for request in [request for request in self.scheduler.running if request.is_drained]:
+            self.scheduler.release(request)
             self.held -= 1
-            self.ended(row, self.now_s)
+            self.ended(request, self.now_s)
 
 
 def simulate(times: Times, config: EngineConfig, gpus: int, load: Load) -> Outcome:
@@ -275,13 +275,13 @@ class _Simulation:
             self._held += self._config.slots - engine.scheduler.free_slots
             self._longest = max(self._longest, engine.scheduler.waiting)
 
-    def _hear(self, row: RunningRequest, frames: int, now_s: float) -> None:
-        if row.playback.first_audio_at_s is None and self._counts(row.playback.accepted_at_s):
-            self._first_ms.append(1000 * (now_s - row.playback.accepted_at_s) + self._times.overhead_ms / 2)
+    def _hear(self, request: Request, frames: int, now_s: float) -> None:
+        if request.playback.first_audio_at_s is None and self._counts(request.playback.accepted_at_s):
+            self._first_ms.append(1000 * (now_s - request.playback.accepted_at_s) + self._times.overhead_ms / 2)
         if self._counts(now_s):
             self._audio_s += frames * self._times.frame_s
 
-    def _end(self, row: RunningRequest, now_s: float) -> None:
+    def _end(self, request: Request, now_s: float) -> None:
         if self._load.clients and now_s < self._end_s:
             heapq.heappush(self._due, now_s + self._times.overhead_ms / 1000)
 

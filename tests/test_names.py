@@ -79,18 +79,10 @@ EXACT = {
 
 EXCEPTIONS: dict[str, dict[str, str]] = {
     "cli": dict.fromkeys(("row", "rows"), "a row of a printed table"),
-    "engine": {
-        "places": "a key of word_heads.json",
-        "rows_cached": "a key of the statistics",
-        "rows_prefilled": "a key of the statistics",
-    },
+    "engine": {"places": "a key of word_heads.json"},
     "models": {"places": "a key of word_heads.json"},
     "server": dict.fromkeys(("row", "rows"), "a row of a printed table"),
-    "transport": {
-        "Again": "of pyzmq",
-        "rows_cached": "a key of the statistics",
-        "rows_prefilled": "a key of the statistics",
-    },
+    "transport": {"Again": "of pyzmq"},
 }
 """By package, names that have such a word, and why it is right there."""
 

@@ -137,7 +137,7 @@ def test_what_is_sent_over_is_counted_by_itself() -> None:
     drain(engine)
     counts = {name: kind["eager"] for name, kind in engine.runner.launches.items()}
     # Placed once, and nine frames sent.
-    assert counts == {"place": 1, "prefill": 1, "frame": 9, "codec": 4, "transfer": 10}
+    assert counts == {"admit": 1, "prefill": 1, "frame": 9, "codec": 4, "transfer": 10}
 
 
 @pytest.mark.parametrize(

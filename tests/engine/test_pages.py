@@ -18,7 +18,7 @@ from sonoro.core.config import EngineConfig
 from sonoro.core.types import Event, SpeechRequest
 from sonoro.engine.pages import AHEAD, Pager
 from sonoro.engine.prompts import Prompts
-from sonoro.engine.request import Playback, Progress, RunningRequest
+from sonoro.engine.request import Playback, Progress, Request
 from sonoro.engine.scheduler import Scheduler
 from sonoro.models.qwen3_tts.model import FAMILY
 from sonoro.runtime.slots import PagePool
@@ -28,10 +28,10 @@ from sonoro.text.splitting import Segment
 PAGE, FRAME_S = 16, 0.08
 
 
-def request_of(name: str, positions: int, limit: int, expected: int) -> RunningRequest:
-    running = RunningRequest(SpeechRequest(id=name, text="a"), [Segment("a", 0, 1)], None, Playback(0.0))
-    running.progress = Progress(SimpleNamespace(positions=positions, text_ids=0), limit, expected)
-    return running
+def request_of(name: str, positions: int, limit: int, expected: int) -> Request:
+    request = Request(SpeechRequest(id=name, text="a"), [Segment("a", 0, 1)], None, Playback(0.0))
+    request.progress = Progress(SimpleNamespace(positions=positions, text_ids=0), limit, expected)
+    return request
 
 
 def scheduler_of(pages: int, slots: int = 16) -> Scheduler:
@@ -39,11 +39,11 @@ def scheduler_of(pages: int, slots: int = 16) -> Scheduler:
     return Scheduler(EngineConfig(**sizes).resolve(), PagePool(pages), FRAME_S)
 
 
-def hear(running: RunningRequest, now_s: float) -> None:
+def hear(request: Request, now_s: float) -> None:
     """Everything launched has come back and is sent."""
-    frames = min(running.columns, running.steps) - running.progress.decoded
+    frames = min(request.columns, request.steps) - request.progress.decoded
     if frames > 0:
-        running.count_sent(frames, now_s, FRAME_S)
+        request.count_sent(frames, now_s, FRAME_S)
 
 
 @pytest.mark.parametrize("overrun", [0.0, 0.3, 1.0])
@@ -55,27 +55,27 @@ def test_random_loads_reach_their_ends_with_a_third_of_the_pages(overrun: float)
         requests = [request_of(str(n), draw.randint(5, 90), limit, limit // 3) for n, limit in enumerate(limits)]
         lengths = {one: one.progress.limit if draw.random() < overrun else one.progress.expected for one in requests}
         scheduler, arriving, ended, most, now_s = scheduler_of(16 * 25 // 3), list(requests), 0, 0, 0.0
-        was_heard: set[RunningRequest] = set()
+        was_heard: set[Request] = set()
         while ended < len(requests):
             if arriving and draw.random() < 0.4:
                 scheduler.add(arriving.pop())
             assert scheduler.has_work or arriving
             plan, now_s = scheduler.plan(now_s, 0.01), now_s + 0.01
-            for running, _ in plan.preempted:
-                assert running not in was_heard, "a listener was cut off"
-                running.progress = Progress(running.progress.prompt, running.progress.limit, running.progress.expected)
-                scheduler.add(running)
-            for running in plan.frame:
-                used = running.progress.prompt.positions - 1 + running.steps
-                assert used <= PAGE * len(running.allocation.pages)
-            held = [page for running in scheduler.running for page in running.allocation.pages]
+            for request, _ in plan.preempted:
+                assert request not in was_heard, "a listener was cut off"
+                request.progress = Progress(request.progress.prompt, request.progress.limit, request.progress.expected)
+                scheduler.add(request)
+            for request in plan.frame:
+                used = request.progress.prompt.positions - 1 + request.steps
+                assert used <= PAGE * len(request.allocation.pages)
+            held = [page for request in scheduler.running for page in request.allocation.pages]
             assert len(held) == len(set(held)) == scheduler.pages.count - scheduler.pages.free
             most = max(most, len(scheduler.running))
-            for running in list(scheduler.running):
-                hear(running, now_s)
-                was_heard |= {running} if running.is_heard else set()
-                if running.steps >= lengths[running]:
-                    scheduler.release(running)
+            for request in list(scheduler.running):
+                hear(request, now_s)
+                was_heard |= {request} if request.is_heard else set()
+                if request.steps >= lengths[request]:
+                    scheduler.release(request)
                     ended += 1
         assert scheduler.pages.free == scheduler.pages.count
         assert most > 133 // 15, "no more ran at once than if each had all the pages of its limit"
@@ -84,11 +84,11 @@ def test_random_loads_reach_their_ends_with_a_third_of_the_pages(overrun: float)
 def test_the_quick_counts_are_what_each_request_says_by_itself() -> None:
     """What all need, counted in one look at each or added as one is admitted, and who lacks a page."""
 
-    def pages_of(running: RunningRequest, frames: int) -> int:
-        used = running.progress.prompt.positions - 1 + min(frames, running.progress.limit)
-        return max(-(-used // PAGE), len(running.allocation.pages) if running.allocation else 0)
+    def pages_of(request: Request, frames: int) -> int:
+        used = request.progress.prompt.positions - 1 + min(frames, request.progress.limit)
+        return max(-(-used // PAGE), len(request.allocation.pages) if request.allocation else 0)
 
-    def fits(waiting: RunningRequest, running: list[RunningRequest], free: int) -> bool:
+    def fits(waiting: Request, running: list[Request], free: int) -> bool:
         everybody = [*running, waiting]
         held = {one: len(one.allocation.pages) if one.allocation else pages_of(one, 1) for one in everybody}
         free -= held[waiting]
@@ -105,7 +105,7 @@ def test_the_quick_counts_are_what_each_request_says_by_itself() -> None:
     for seed in range(40):
         draw = random.Random(seed)
         pool = PagePool(draw.randint(20, 90))
-        pager, running, slots = Pager(pool, PAGE), list[RunningRequest](), iter(range(1000))
+        pager, running, slots = Pager(pool, PAGE), list[Request](), iter(range(1000))
         for number in range(60):
             if draw.random() < 0.3:
                 pager.note_change()
@@ -133,8 +133,8 @@ def test_the_quick_counts_are_what_each_request_says_by_itself() -> None:
 def test_who_is_not_heard_is_preempted_for_a_listener_and_is_the_next_to_be_admitted() -> None:
     scheduler = scheduler_of(pages=25, slots=4)
     heard, *others = request_of("heard", 16, 290, 16), request_of("1", 32, 60, 1), request_of("2", 32, 60, 1)
-    for running in (heard, *others):
-        scheduler.add(running)
+    for request in (heard, *others):
+        scheduler.add(request)
     scheduler.plan(0.0, 0.01)
     assert scheduler.running == [heard, *others]
     hear(heard, 0.0)
@@ -150,8 +150,8 @@ def test_who_is_not_heard_is_preempted_for_a_listener_and_is_the_next_to_be_admi
     admitted: list[str] = []
     while len(admitted) < 2:
         plan = scheduler.plan(0.0, 0.01)
-        admitted += [running.request.id for running in plan.admit]
-        assert others[1] not in [running for running, _ in plan.preempted], (
+        admitted += [request.params.id for request in plan.admit]
+        assert others[1] not in [request for request, _ in plan.preempted], (
             "it was admitted before there was room for it"
         )
         assert heard in plan.frame or heard not in scheduler.running
@@ -170,19 +170,19 @@ def test_who_is_preempted_while_it_makes_frames_needs_no_page_in_that_plan(limit
             heard, *others = request_of("heard", 16, 290, 16), *(request_of(name, 32, limit, 1) for name in "12")
             scheduler.add(heard)
             for tick in range(290):
-                for running in others if tick == start else ():
-                    scheduler.add(running)
-                steps = {running: running.steps for running in others}
+                for request in others if tick == start else ():
+                    scheduler.add(request)
+                steps = {request: request.steps for request in others}
                 plan = scheduler.plan(0.0, 0.01)
                 hear(heard, 0.0)
-                assert not {running for running, _ in plan.preempted} & {*plan.frame, *scheduler.running}
-                stepping = [running for running, _ in plan.preempted if steps[running] < limit]
+                assert not {request for request, _ in plan.preempted} & {*plan.frame, *scheduler.running}
+                stepping = [request for request, _ in plan.preempted if steps[request] < limit]
                 preempted += len(stepping)
-                lacking += sum((31 + steps[running]) % PAGE == 0 for running in stepping)
+                lacking += sum((31 + steps[request]) % PAGE == 0 for request in stepping)
                 if plan.preempted:
                     assert heard in plan.frame
                     break
-            held = [page for running in scheduler.running for page in running.allocation.pages]
+            held = [page for request in scheduler.running for page in request.allocation.pages]
             assert len(held) == scheduler.pages.count - scheduler.pages.free
     assert preempted > lacking > 0
 
@@ -190,17 +190,17 @@ def test_who_is_preempted_while_it_makes_frames_needs_no_page_in_that_plan(limit
 def test_who_waits_for_a_page_is_no_work_until_there_is_one() -> None:
     scheduler = scheduler_of(pages=25, slots=4)
     speaking = [request_of(str(number), 16, 290, 16) for number in range(2)]
-    for running in speaking:
-        scheduler.add(running)
+    for request in speaking:
+        scheduler.add(request)
     now_s = 0.0
-    while not any(running.is_ending for running in speaking):
+    while not any(request.is_ending for request in speaking):
         plan, now_s = scheduler.plan(now_s, 0.01), now_s + 0.01
-        for running in speaking:
-            hear(running, now_s)
+        for request in speaking:
+            hear(request, now_s)
         assert plan.frame, "both wait for each other"
         assert not plan.preempted
-    [ending] = [running for running in speaking if running.is_ending]
-    [other] = [running for running in speaking if running is not ending]
+    [ending] = [request for request in speaking if request.is_ending]
+    [other] = [request for request in speaking if request is not ending]
     assert other.steps < 290 - 16 * 8
     ending.is_paused = True
     for _ in range(12):
@@ -213,22 +213,22 @@ def test_who_waits_for_a_page_is_no_work_until_there_is_one() -> None:
     assert scheduler.plan(now_s, 0.01).frame == [other]
 
 
-def short_beside_paused(is_reproducible: bool = False) -> tuple[Scheduler, RunningRequest, float]:
+def short_beside_paused(is_reproducible: bool = False) -> tuple[Scheduler, Request, float]:
     """Two that speak to their limits, of which one is paused just before its end, so that the other lacks a page; and
     what time it is."""
     scheduler = scheduler_of(pages=25, slots=4)
     speaking = [request_of(str(number), 16, 290, 16) for number in range(2)]
-    for running in speaking:
-        running.request = msgspec.structs.replace(running.request, is_reproducible=is_reproducible)
-        scheduler.add(running)
+    for request in speaking:
+        request.params = msgspec.structs.replace(request.params, is_reproducible=is_reproducible)
+        scheduler.add(request)
     now_s = 0.0
-    while not any(running.is_ending for running in speaking):
+    while not any(request.is_ending for request in speaking):
         scheduler.plan(now_s, 0.01)
         now_s += 0.01
-        for running in speaking:
-            hear(running, now_s)
-    [ending] = [running for running in speaking if running.is_ending]
-    [short] = [running for running in speaking if running is not ending]
+        for request in speaking:
+            hear(request, now_s)
+    [ending] = [request for request in speaking if request.is_ending]
+    [short] = [request for request in speaking if request is not ending]
     ending.is_paused = True
     return scheduler, short, now_s
 
@@ -252,8 +252,8 @@ def test_who_waits_for_a_page_keeps_nobody_out_once_it_is_paused() -> None:
     scheduler.plan(0.0, 0.01)
     first, second = scheduler.running
     while second in scheduler.plan(0.0, 0.01).frame:
-        for running in (first, second):
-            hear(running, 0.0)
+        for request in (first, second):
+            hear(request, 0.0)
     # Paused, and without the text that it would need to make the frames that others wait for.
     first.is_paused, first.live = True, LiveFeed(lambda: None, lambda text: [text], "en", 100, 100)
     first.segments = [Segment("a", 0, 1, ids=[], is_whole=False)]
@@ -360,7 +360,7 @@ def test_an_engine_says_the_same_while_requests_lack_pages_are_paused_and_preemp
     """As with pages for all at once. Some make six times the frames that are expected of them. All end, and ticks that
     do nothing do not go on."""
     draw, sizes = random.Random(seed), {"max_characters": 60, "page_positions": PAGE}
-    monkeypatch.setattr(Prompts, "_expected_frames", lambda self, running, segment: max(1, running.progress.limit // 6))
+    monkeypatch.setattr(Prompts, "_expected_frames", lambda self, request, segment: max(1, request.progress.limit // 6))
     asked = [
         SpeechRequest(
             id=str(number),
@@ -412,17 +412,17 @@ def test_a_listener_waits_for_the_pages_of_a_paused_request_only_until_that_has_
     once it goes on."""
     scheduler, now_s, waits = scheduler_of(pages=12, slots=2), 0.0, 0
     paused, heard = request_of("paused", 16, 120, 20), request_of("heard", 16, 120, 20)
-    for running in (paused, heard):
-        scheduler.add(running)
+    for request in (paused, heard):
+        scheduler.add(request)
 
-    def tick() -> list[RunningRequest]:
+    def tick() -> list[Request]:
         plan = scheduler.plan(now_s, 0.01)
-        for running in scheduler.running:
-            running.progress.length = running.steps
-            running.progress.is_done = running.steps == running.progress.limit
-            hear(running, now_s)
+        for request in scheduler.running:
+            request.progress.length = request.steps
+            request.progress.is_done = request.steps == request.progress.limit
+            hear(request, now_s)
         assert not plan.preempted
-        assert paused not in [running for rows in plan.codec.values() for running in rows] or not paused.is_paused
+        assert paused not in [request for rows in plan.codec.values() for request in rows] or not paused.is_paused
         return plan.frame
 
     while paused.steps < 60:
@@ -458,13 +458,13 @@ def test_who_waits_for_admission_waits_for_a_paused_request_only_until_that_has_
     paused, waiting = request_of("paused", 16, 120, 120), request_of("waiting", 16, 120, 120)
     scheduler.add(paused)
 
-    def tick() -> list[RunningRequest]:
+    def tick() -> list[Request]:
         assert scheduler.has_work
         plan = scheduler.plan(0.0, 0.01)
-        for running in scheduler.running:
-            running.progress.length = running.steps
-            running.progress.is_done = running.steps == running.progress.limit
-            hear(running, 0.0)
+        for request in scheduler.running:
+            request.progress.length = request.steps
+            request.progress.is_done = request.steps == request.progress.limit
+            hear(request, 0.0)
         return plan.admit
 
     while paused.steps < 20:
@@ -492,19 +492,19 @@ def test_chunks_of_a_reproducible_request_are_the_same_after_a_pause_in_which_it
     def chunks(is_paused: bool) -> list[int]:
         scheduler, found, now_s = scheduler_of(pages=10, slots=2), list[int](), 0.0
         first, second = request_of("first", 16, 120, 20), request_of("second", 16, 120, 20)
-        for running in (first, second):
-            running.request = msgspec.structs.replace(running.request, is_reproducible=True)
-            scheduler.add(running)
+        for request in (first, second):
+            request.params = msgspec.structs.replace(request.params, is_reproducible=True)
+            scheduler.add(request)
         while scheduler.running or scheduler.waiting:
             first.is_paused = is_paused and first.steps > 2 and second.allocation is not None
             plan, now_s = scheduler.plan(now_s, 0.01), now_s + 0.05
             found += [frames for frames, batch in plan.codec.items() if first in batch]
-            for running in list(scheduler.running):
-                running.progress.length = running.steps
-                running.progress.is_done = running.steps == running.progress.limit
-                hear(running, now_s)
-                if running.is_drained:
-                    scheduler.release(running)
+            for request in list(scheduler.running):
+                request.progress.length = request.steps
+                request.progress.is_done = request.steps == request.progress.limit
+                hear(request, now_s)
+                if request.is_drained:
+                    scheduler.release(request)
         return found
 
     assert chunks(is_paused=True) == chunks(is_paused=False)

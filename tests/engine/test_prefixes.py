@@ -56,8 +56,8 @@ def test_a_second_prompt_runs_only_its_own_rows() -> None:
         assert_as_alone(say(engine, one), one)
     # 37 characters of the voice, "|" and the words; two pages of the second are there.
     assert run == [43, 42 - 32, 43]
-    assert engine.prefixes.rows_prefilled == sum(run)
-    assert engine.prefixes.rows_cached == 32
+    assert engine.prefixes.tokens_prefilled == sum(run)
+    assert engine.prefixes.tokens_cached == 32
     assert (engine.prefixes.hits, engine.prefixes.misses) == (1, 2)
     assert engine.prefixes.kept_bytes == 4 * PAGE_BYTES
     assert engine.scheduler.pages.free == engine.runner.pages
@@ -69,7 +69,7 @@ def test_a_longer_and_a_shorter_beginning_share_what_they_have_in_common() -> No
         one = request(name, "a", pages)
         assert_as_alone(say(engine, one), one)
     # 1 page, then 3 of which one is there, then 2 of them.
-    assert (engine.prefixes.rows_cached, engine.prefixes.kept_bytes) == (3 * PAGE, 3 * PAGE_BYTES)
+    assert (engine.prefixes.tokens_cached, engine.prefixes.kept_bytes) == (3 * PAGE, 3 * PAGE_BYTES)
     assert (engine.prefixes.hits, engine.prefixes.misses) == (2, 1)
 
 
@@ -79,7 +79,7 @@ def test_less_than_a_page_and_other_beginnings_are_not_shared() -> None:
     for number, text in enumerate([same[1:] + "|a", same[1:] + "|b", same + moved + "|a", moved + same + "|a"]):
         one = SpeechRequest(id=str(number), text=text)
         assert_as_alone(say(engine, one), one)
-    assert engine.prefixes.rows_cached == 0
+    assert engine.prefixes.tokens_cached == 0
     assert (engine.prefixes.hits, engine.prefixes.misses) == (0, 2)
 
 
@@ -90,10 +90,10 @@ def test_those_of_one_tick_run_their_own_and_those_after_share_while_they_still_
     for one in first:
         engine.submit(one)
     events = engine.tick()
-    assert engine.prefixes.rows_cached == 0
+    assert engine.prefixes.tokens_cached == 0
     engine.submit(later)
     events += engine.tick()
-    assert (engine.prefixes.rows_cached, engine.scheduler.free_slots) == (2 * PAGE, 0)
+    assert (engine.prefixes.tokens_cached, engine.scheduler.free_slots) == (2 * PAGE, 0)
     events += drain(engine)
     for one in (*first, later):
         assert_as_alone(events, one)
@@ -141,7 +141,7 @@ def test_nothing_is_kept_if_none_is_asked_for() -> None:
     engine = engine_of(prefix_cache_bytes=0)
     say(engine, request("1", "a"))
     say(engine, request("2", "a"))
-    assert (engine.prefixes.rows_cached, engine.prefixes.kept_bytes) == (0, 0)
+    assert (engine.prefixes.tokens_cached, engine.prefixes.kept_bytes) == (0, 0)
     assert (engine.prefixes.hits, engine.prefixes.misses) == (0, 0)
 
 

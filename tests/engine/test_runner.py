@@ -61,7 +61,7 @@ def test_launches_are_counted_by_kind() -> None:
     counts = engine.runner.launches
     assert all(kind["graph"] == 0 for kind in counts.values())
     # Both rows run together: one prefill, nine frames, and audio of 1, 1, 4 and 3 frames.
-    assert {name: kind["eager"] for name, kind in counts.items()} == {"place": 1, "prefill": 1, "frame": 9, "codec": 4}
+    assert {name: kind["eager"] for name, kind in counts.items()} == {"admit": 1, "prefill": 1, "frame": 9, "codec": 4}
 
 
 def test_a_prompt_whose_rows_do_not_fit_a_bucket_runs_at_its_own_length() -> None:
@@ -104,7 +104,7 @@ def test_an_engine_that_is_ready_early_speaks_alike_until_all_is_captured_and_af
         to_come.append(engine.runner.to_come)
     assert to_come == [*range(to_come[0], -1, -1)]
     # What admits sines refuses slots that nothing is staged for, as those are that a graph is captured on.
-    assert not any(counts["eager"] for kind, counts in engine.runner.launches.items() if kind != "place")
+    assert not any(counts["eager"] for kind, counts in engine.runner.launches.items() if kind != "admit")
 
 
 def test_kernels_of_a_size_are_checked_before_it_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from sonoro.core.config import EngineConfig
 from sonoro.core.types import SpeechRequest
-from sonoro.engine.request import Playback, Progress, RunningRequest
+from sonoro.engine.request import Playback, Progress, Request
 from sonoro.engine.scheduler import Plan, Scheduler
 from sonoro.runtime.slots import PagePool
 from sonoro.text.splitting import Segment
@@ -28,20 +28,20 @@ def scheduler_of(pages: int = 1_000_000, **changes: object) -> Scheduler:
     return Scheduler(config, PagePool(pages, max_cached=pages), FRAME_S)
 
 
-def waiting(name: str, limit: int = LIMIT, index: int = 0, positions: int = 10) -> RunningRequest:
-    request = SpeechRequest(id=name, text="a")
+def waiting(name: str, limit: int = LIMIT, index: int = 0, positions: int = 10) -> Request:
+    params = SpeechRequest(id=name, text="a")
     segments = [Segment(text, 0, 1) for text in "abc"]
-    row = RunningRequest(request, segments, None, Playback(0.0), index=index)
-    row.progress = Progress(SimpleNamespace(positions=positions, text_ids=0), limit)
-    return row
+    request = Request(params, segments, None, Playback(0.0), index=index)
+    request.progress = Progress(SimpleNamespace(positions=positions, text_ids=0), limit)
+    return request
 
 
-def names(rows: list[RunningRequest]) -> list[str]:
-    return [row.request.id for row in rows]
+def names(requests: list[Request]) -> list[str]:
+    return [request.params.id for request in requests]
 
 
 def codec_of(plan: Plan) -> dict[int, list[str]]:
-    return {frames: names(rows) for frames, rows in plan.codec.items()}
+    return {frames: names(requests) for frames, requests in plan.codec.items()}
 
 
 class Simulation:
@@ -51,7 +51,7 @@ class Simulation:
         self.scheduler, self.lengths, self._next_tick_s = scheduler, lengths, tick_s
         self.now_s, self.average_s, self.ticks = 0.0, FRAME_S / 2, 0
         self.heard: dict[str, list[tuple[float, int]]] = {name: [] for name in lengths}
-        self.plans: list[tuple[Plan, dict[RunningRequest, int]]] = []
+        self.plans: list[tuple[Plan, dict[Request, int]]] = []
 
     def tick(self) -> Plan:
         plan = self.scheduler.plan(self.now_s, self.average_s)
@@ -59,7 +59,7 @@ class Simulation:
         self.average_s += 0.2 * (tick_s - self.average_s)
         self.now_s += tick_s
         self.ticks += 1
-        self.plans.append((plan, {row: row.steps for row in self.scheduler.running}))
+        self.plans.append((plan, {request: request.steps for request in self.scheduler.running}))
         if len(self.plans) > 1:
             self._collect(*self.plans.pop(0))
         return plan
@@ -68,21 +68,21 @@ class Simulation:
         while self.scheduler.has_work:
             self.tick()
 
-    def _collect(self, plan: Plan, steps: dict[RunningRequest, int]) -> None:
-        for row in plan.frame:
-            if row.allocation is not None:
-                length, progress = self.lengths[row.request.id], row.progress
-                progress.length = min(steps[row], length)
-                progress.is_done = steps[row] > length or steps[row] == progress.limit
-        for frames, rows in plan.codec.items():
-            for row in rows:
-                made = min(frames, row.progress.length - row.progress.decoded)
-                if row.allocation is not None and made:
-                    row.count_sent(made, self.now_s, made * FRAME_S)
-                    self.heard[row.request.id].append((self.now_s, made))
-        for row in list(self.scheduler.running):
-            if row.is_drained:
-                self.scheduler.release(row)
+    def _collect(self, plan: Plan, steps: dict[Request, int]) -> None:
+        for request in plan.frame:
+            if request.allocation is not None:
+                length, progress = self.lengths[request.params.id], request.progress
+                progress.length = min(steps[request], length)
+                progress.is_done = steps[request] > length or steps[request] == progress.limit
+        for frames, requests in plan.codec.items():
+            for request in requests:
+                made = min(frames, request.progress.length - request.progress.decoded)
+                if request.allocation is not None and made:
+                    request.count_sent(made, self.now_s, made * FRAME_S)
+                    self.heard[request.params.id].append((self.now_s, made))
+        for request in list(self.scheduler.running):
+            if request.is_drained:
+                self.scheduler.release(request)
 
     def underruns(self, name: str) -> int:
         """How often a listener who plays from the first chunk on had nothing left."""
@@ -130,9 +130,9 @@ def test_reproducible_requests_are_cut_alike_whatever_the_clock_says(changes: di
         scheduler = scheduler_of(**changes)
         simulation = Simulation(scheduler, lengths, lambda draw=draw: 0.3 * draw.random() ** 4)
         for name in lengths:
-            row = waiting(name)
-            row.request = msgspec.structs.replace(row.request, is_reproducible=True)
-            scheduler.add(row)
+            request = waiting(name)
+            request.params = msgspec.structs.replace(request.params, is_reproducible=True)
+            scheduler.add(request)
         simulation.run()
         heard.append({name: [frames for _, frames in chunks] for name, chunks in simulation.heard.items()})
     assert {name: sum(chunks) for name, chunks in heard[0].items()} == lengths
@@ -187,10 +187,10 @@ def test_a_listener_at_playback_speed_never_runs_out(mean_s: float, seed: int) -
     scheduler = scheduler_of(slots=8, codec_frames=draw.choice([8, 16, 32]), codec_batches=(1, 4, 8))
     lengths = {str(number): draw.randint(20, 120) for number in range(24)}
     simulation = Simulation(scheduler, lengths, lambda: mean_s * draw.uniform(0.5, 1.5))
-    rows = [waiting(name) for name in lengths]
-    while rows or scheduler.has_work:
-        if rows and draw.random() < 0.2:
-            scheduler.add(rows.pop())
+    requests = [waiting(name) for name in lengths]
+    while requests or scheduler.has_work:
+        if requests and draw.random() < 0.2:
+            scheduler.add(requests.pop())
         simulation.tick()
     for name, length in lengths.items():
         assert sum(frames for _, frames in simulation.heard[name]) == length
@@ -199,13 +199,13 @@ def test_a_listener_at_playback_speed_never_runs_out(mean_s: float, seed: int) -
 
 def begin_speaking(scheduler: Scheduler, **lead_frames: float) -> None:
     """Admit requests that have 12 frames to decode after the next step and, at 10 s, so much audio left to play."""
-    rows = {waiting(name.removeprefix("_")): lead for name, lead in lead_frames.items()}
-    for row in rows:
-        scheduler.add(row)
+    requests = {waiting(name.removeprefix("_")): lead for name, lead in lead_frames.items()}
+    for request in requests:
+        scheduler.add(request)
     scheduler.plan(10.0, 0.001)
-    for row, lead in rows.items():
-        row.allocation.steps, row.allocation.columns, row.progress.decoded = 111, 100, 100
-        row.playback = Playback(0.0, first_audio_at_s=0.0, plays_until_s=10.0 + lead * FRAME_S)
+    for request, lead in requests.items():
+        request.allocation.steps, request.allocation.columns, request.progress.decoded = 111, 100, 100
+        request.playback = Playback(0.0, first_audio_at_s=0.0, plays_until_s=10.0 + lead * FRAME_S)
 
 
 def test_first_chunks_go_first_then_the_earliest_deadline_within_the_frames_of_a_tick() -> None:
@@ -286,60 +286,60 @@ def test_chunks_that_can_wait_do_for_some_ticks_and_go_together() -> None:
 
 def test_slots_are_given_first_come_first_served_and_reused() -> None:
     scheduler = scheduler_of(slots=2)
-    rows = {name: waiting(name) for name in "abcd"}
-    for row in rows.values():
-        scheduler.add(row)
+    requests = {name: waiting(name) for name in "abcd"}
+    for request in requests.values():
+        scheduler.add(request)
     assert names(scheduler.plan(0.0, 0.01).admit) == ["a", "b"]
     assert scheduler.plan(0.0, 0.01).admit == []
-    place = rows["a"].allocation
-    scheduler.release(rows["a"])
+    allocation = requests["a"].allocation
+    scheduler.release(requests["a"])
     plan = scheduler.plan(0.0, 0.01)
     assert names(plan.admit) == ["c"]
-    assert {row.request.id: row.allocation.slot for row in plan.frame} == {"b": 1, "c": 0}
-    assert rows["c"].allocation is not place
+    assert {request.params.id: request.allocation.slot for request in plan.frame} == {"b": 1, "c": 0}
+    assert requests["c"].allocation is not allocation
     for name in "bcd":
-        scheduler.release(rows[name])
+        scheduler.release(requests[name])
     assert (scheduler.free_slots, scheduler.pages.free, scheduler.waiting) == (2, 1_000_000, 0)
     assert not scheduler.has_work
 
 
 def test_pages_are_taken_as_positions_are_used() -> None:
     scheduler = scheduler_of(page_positions=32, pages=700, max_frames=1024, max_positions=20_000)
-    row = waiting("a", limit=119, positions=10)
-    scheduler.add(row)
+    request = waiting("a", limit=119, positions=10)
+    scheduler.add(request)
     held = []
-    while not row.is_ending:
+    while not request.is_ending:
         scheduler.plan(0.0, 0.01)
         # Frame n is made at the last position of what came before it.
-        assert 10 - 1 + row.steps <= 32 * len(row.allocation.pages) <= 10 - 1 + row.steps + 8 + 32
-        held.append(len(row.allocation.pages))
+        assert 10 - 1 + request.steps <= 32 * len(request.allocation.pages) <= 10 - 1 + request.steps + 8 + 32
+        held.append(len(request.allocation.pages))
     assert (held[0], held[-1], scheduler.pages.free) == (1, 4, 696)
-    scheduler.release(row)
+    scheduler.release(request)
     assert scheduler.pages.free == 700
 
 
 def test_too_few_pages_queue_and_nobody_overtakes() -> None:
     scheduler = scheduler_of(pages=10, page_positions=32)
-    rows = {name: waiting(name, limit=limit) for name, limit in (("a", 180), ("b", 150), ("c", 20))}
-    for row in rows.values():
-        row.progress.expected = row.progress.limit
-        scheduler.add(row)
+    requests = {name: waiting(name, limit=limit) for name, limit in (("a", 180), ("b", 150), ("c", 20))}
+    for request in requests.values():
+        request.progress.expected = request.progress.limit
+        scheduler.add(request)
     assert names(scheduler.plan(0.0, 0.01).admit) == ["a"]
     assert scheduler.pages.free == 9
     assert scheduler.plan(0.0, 0.01).admit == []
-    scheduler.release(rows["a"])
+    scheduler.release(requests["a"])
     assert names(scheduler.plan(0.0, 0.01).admit) == ["b", "c"]
 
 
 def test_a_request_that_has_begun_to_speak_goes_first() -> None:
     scheduler = scheduler_of(slots=1)
-    for row in (waiting("new"), waiting("speaking", index=1), waiting("too", index=2)):
-        scheduler.add(row)
+    for request in (waiting("new"), waiting("speaking", index=1), waiting("too", index=2)):
+        scheduler.add(request)
     admitted = []
     while scheduler.waiting:
-        [row] = scheduler.plan(0.0, 0.01).admit
-        admitted.append(row.request.id)
-        scheduler.release(row)
+        [request] = scheduler.plan(0.0, 0.01).admit
+        admitted.append(request.params.id)
+        scheduler.release(request)
     assert admitted == ["speaking", "too", "new"]
 
 
@@ -367,18 +367,18 @@ def test_those_who_run_take_part_in_every_tick_that_admits_others() -> None:
 
 def test_a_paused_request_keeps_its_slot_and_takes_part_in_nothing() -> None:
     scheduler = scheduler_of(slots=2)
-    rows = {name: waiting(name) for name in "abc"}
-    for row in rows.values():
-        scheduler.add(row)
-    rows["b"].is_paused = True
+    requests = {name: waiting(name) for name in "abc"}
+    for request in requests.values():
+        scheduler.add(request)
+    requests["b"].is_paused = True
     plan = scheduler.plan(0.0, 0.01)
     assert (names(plan.admit), names(plan.frame)) == (["a", "c"], ["a", "c"])
-    rows["a"].is_paused = rows["c"].is_paused = True
-    steps, place = rows["a"].steps, rows["a"].allocation
+    requests["a"].is_paused = requests["c"].is_paused = True
+    steps, allocation = requests["a"].steps, requests["a"].allocation
     assert not scheduler.has_work
     assert scheduler.plan(5.0, 0.01).is_empty
-    assert (rows["a"].steps, rows["a"].allocation) == (steps, place)
-    rows["a"].is_paused = False
+    assert (requests["a"].steps, requests["a"].allocation) == (steps, allocation)
+    requests["a"].is_paused = False
     assert scheduler.has_work
     assert names(scheduler.plan(5.0, 0.01).frame) == ["a"]
 
@@ -397,12 +397,12 @@ def test_the_queue_is_bounded_beyond_the_free_slots() -> None:
 
 def test_a_request_between_two_segments_keeps_its_place_in_the_bound() -> None:
     scheduler = scheduler_of(slots=1, max_waiting=0)
-    scheduler.add(row := waiting("a"))
+    scheduler.add(request := waiting("a"))
     scheduler.plan(0.0, 0.01)
-    scheduler.release(row)
+    scheduler.release(request)
     assert not scheduler.is_full()
-    row.index = 1
-    scheduler.add(row)
+    request.index = 1
+    scheduler.add(request)
     # The free slot is its own: whoever came now would have to wait.
     assert scheduler.is_full()
 

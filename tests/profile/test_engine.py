@@ -17,7 +17,7 @@ __all__ = ["nothing_left"]
 CONFIG = EngineConfig(slots=4, max_positions=600, max_frames=64)
 FIELDS = {
     *("concurrency", "xrt", "ttfp_p50_ms", "ttfp_p95_ms", "frame_p50_ms", "frame_p99_ms", "underruns"),
-    *("graph_launches", "eager_launches", "prefilled_rows", "cached_rows", "requests", "failed"),
+    *("graph_launches", "eager_launches", "prefilled_tokens", "cached_tokens", "requests", "failed"),
 }
 
 
@@ -67,7 +67,7 @@ def test_levels_are_reported_as_the_design_says(out: Path, capsys: pytest.Captur
         assert 0.1 * clients < row["xrt"] < 2 * clients
         assert 5 <= row["ttfp_p50_ms"] <= row["ttfp_p95_ms"]
         assert set(row["graph_launches"].values()) == {0}
-        assert row["prefilled_rows"] > row["cached_rows"] == 0
+        assert row["prefilled_tokens"] > row["cached_tokens"] == 0
         assert row["eager_launches"]["frame"] <= 0.8 / 0.005 + 60
         # A frame has at most as many rows as there are clients, and each makes 10 ms of audio.
         assert row["xrt"] * 0.8 <= row["eager_launches"]["frame"] * 0.01 * clients * 1.2 + 0.12 * clients

@@ -137,7 +137,7 @@ def test_metrics_count_who_waits_and_who_speaks(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("nothing_left")
 def test_metrics_count_what_prompts_share() -> None:
     """Of 40 characters that two texts begin with, one page of 32 is shared; another engine knows nothing of them."""
-    text, names = "x" * 40 + "|", ("prompt_rows_prefilled_total", "prompt_rows_cached_total", "prefix_hits_total",
+    text, names = "x" * 40 + "|", ("prompt_tokens_prefilled_total", "prompt_tokens_cached_total", "prefix_hits_total",
                                    "prefix_misses_total", "prefix_evictions_total", "prefix_bytes")  # fmt: skip
 
     async def counts(server: Server) -> list[float]:

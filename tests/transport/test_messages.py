@@ -96,7 +96,7 @@ FROM_ENGINE = [
     Failed.of("a", RuntimeError("it exploded")),
     Stats(
         launches={"frame": {"graph": 3, "eager": 0}},
-        prefixes=PrefixCounts(rows_prefilled=40, rows_cached=32, hits=1, evictions=5, kept_bytes=2048),
+        prefixes=PrefixCounts(tokens_prefilled=40, tokens_cached=32, hits=1, evictions=5, kept_bytes=2048),
         running=1,
         waiting=2,
         paused=1,

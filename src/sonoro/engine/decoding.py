@@ -53,7 +53,7 @@ class Decoding:
                 frames: graphs(f"codec {frames}", self._decoder(frames), config.codec_batches)
                 for frames in config.chunk_frames
             }
-            self.admits = graphs("codec place", self._admit, config.frame_batches)
+            self.admits = graphs("codec admit", self._admit, config.frame_batches)
             self.receives = graphs("codec receive", self._receive, config.frame_batches)
 
     @property

@@ -26,7 +26,7 @@ from sonoro.core.words import Word
 from sonoro.engine.found_heads import FoundHeads
 from sonoro.engine.phases import Phases
 from sonoro.engine.prompts import Prompts
-from sonoro.engine.request import Playback, Progress, RunningRequest
+from sonoro.engine.request import Playback, Progress, Request
 from sonoro.engine.runner import Decoded, Launched, Runner
 from sonoro.engine.scheduler import Plan, Scheduler
 from sonoro.engine.voices import Inline, Voices
@@ -43,8 +43,8 @@ logger = logging.getLogger(__name__)
 _TICK_WEIGHT = 0.2
 """Weight of the newest tick in the moving average of tick durations."""
 
-_SPARE_STEP, _SPARE_MOST, _SPARE_KEPT = 0.01, 0.75, 0.8
-"""`spare_s` as shares of a tick: what each tick adds, and the maximum; then the factor after it was too long."""
+_SPARE_GROWTH, _MAX_SPARE, _SPARE_DECAY = 0.01, 0.75, 0.8
+"""`spare_s` grows by the first share of a tick, up to the second. The third multiplies it if the device was idle."""
 
 _OPEN = nullcontext()
 
@@ -79,8 +79,8 @@ class Engine:
         self.scheduler = Scheduler(self.runner.config, pages, self.spec.frame_s)
         self._prompts = Prompts(model, config, self.runner.pages)
         self.voices = Voices(model, config, executor or Inline(), self.runner.codec_device, self.runner.streams)
-        self._running: dict[str, RunningRequest] = {}
-        self._awaiting_voice: dict[RunningRequest, Future[Voice]] = {}
+        self._requests: dict[str, Request] = {}
+        self._awaiting_voice: dict[Request, Future[Voice]] = {}
         self._events: list[Event] = []
         self._in_flight: deque[Launched] = deque()
         self.broken_samples = 0
@@ -106,7 +106,7 @@ class Engine:
     @property
     def is_idle(self) -> bool:
         """Whether there is no request at all, not even a paused one or one that waits for text."""
-        return not (self._running or self.has_work)
+        return not (self._requests or self.has_work)
 
     @property
     def has_quiet_work(self) -> bool:
@@ -137,7 +137,7 @@ class Engine:
     @property
     def paused(self) -> int:
         """Requests that are paused, with a slot or without."""
-        return sum(running.is_paused for running in self._running.values())
+        return sum(request.is_paused for request in self._requests.values())
 
     @property
     def prefixes(self) -> PrefixCounts:
@@ -146,42 +146,42 @@ class Engine:
         kept_bytes = pages.cached * page_bytes
         return msgspec.structs.replace(self.scheduler.prefixes, evictions=pages.evictions, kept_bytes=kept_bytes)
 
-    def submit(self, request: SpeechRequest) -> None:
-        """Accept a resolved `request`; its events carry its id. It is queued once its voice is encoded.
+    def submit(self, params: SpeechRequest) -> None:
+        """Accept a resolved request, `params`; its events carry its id. It is queued once its voice is encoded.
 
         Raises `InvalidRequest` for what this model cannot speak, `EngineBusy` if `max_waiting` requests are waiting.
         """
-        assert request.is_resolved, "the caller resolves a request (ModelSpec.resolve)"
-        if request.id in self._running:
-            raise InvalidRequest("id", request.id, "a request of that id is still running")
+        assert params.is_resolved, "the caller resolves a request (ModelSpec.resolve)"
+        if params.id in self._requests:
+            raise InvalidRequest("id", params.id, "a request of that id is still running")
         self._check_room()
-        self._found_heads.wanted |= request.with_words
+        self._found_heads.wanted |= params.with_words
         with self.runner.active():
-            running = RunningRequest(request, [], None, Playback(self._clock_s()))
-            self._prompts.cut_segments(running)
-            voice = self.voices.of(request)
+            request = Request(params, [], None, Playback(self._clock_s()))
+            self._prompts.cut_segments(request)
+            voice = self.voices.of(params)
             if voice is not None:
                 # The voice replaces these fields, and lets their audio be freed.
-                running.request = msgspec.structs.replace(
-                    request, voice=None, voice_digest=None, references=(), speaker_embedding=None
+                request.params = msgspec.structs.replace(
+                    params, voice=None, voice_digest=None, references=(), speaker_embedding=None
                 )
             if voice is not None and not voice.done():
-                self._awaiting_voice[running] = voice
+                self._awaiting_voice[request] = voice
             else:
-                self._attach_voice(running, voice)
-                self._continue(running)
-        self._running[request.id] = running
+                self._attach_voice(request, voice)
+                self._continue(request)
+        self._requests[params.id] = request
 
     def append(self, request_id: str, text: str) -> None:
         """Append `text` to a live request. Text that cannot be spoken fails the request; unknown ids are ignored."""
-        if request_id in self._running:
-            self._take_text(self._running[request_id], text, is_last=False)
+        if request_id in self._requests:
+            self._take_text(self._requests[request_id], text, is_last=False)
 
     def end_text(self, request_id: str) -> None:
         """Mark the text of a live request as complete. Does nothing if it already is, or if the id is unknown."""
-        running = self._running.get(request_id)
-        if running is not None and running.has_text_to_come:
-            self._take_text(running, "", is_last=True)
+        request = self._requests.get(request_id)
+        if request is not None and request.has_text_to_come:
+            self._take_text(request, "", is_last=True)
 
     def find_heads(self) -> None:
         """Run one step of the search for attention heads that follow the text, about as long as an eager frame.
@@ -216,24 +216,24 @@ class Engine:
     def cancel(self, request_id: str) -> None:
         """End a request with the reason `cancelled` at the next tick, or with an error if its words cannot be found.
         Unknown ids are ignored."""
-        if request_id in self._running:
-            running = self._running[request_id]
-            with self._border_of_words(running):
-                if running.words is not None and not running.holds_back:
-                    running.words.stop()
-                self._abort(running)
-                self._finish(running, "cancelled")
+        if request_id in self._requests:
+            request = self._requests[request_id]
+            with self._border_of_words(request):
+                if request.words is not None and not request.holds_back:
+                    request.words.stop()
+                self._abort(request)
+                self._finish(request, "cancelled")
 
     def pause(self, request_id: str) -> None:
         """Make no audio of a request until `resume`, and no frames unless another waits for its pages. It keeps its
         slot, and audio already launched still arrives."""
-        if request_id in self._running:
-            self._running[request_id].is_paused = True
+        if request_id in self._requests:
+            self._requests[request_id].is_paused = True
 
     def resume(self, request_id: str) -> None:
         """Continue a paused request. Does nothing for any other."""
-        if request_id in self._running:
-            self._running[request_id].is_paused = False
+        if request_id in self._requests:
+            self._requests[request_id].is_paused = False
 
     def tick(self) -> list[Event]:
         """Plan and launch one tick: admissions, prefills, one decode step of all running requests, codec chunks.
@@ -248,8 +248,8 @@ class Engine:
             with self.runner.active():
                 self._queue_with_voice()
                 plan = self.scheduler.plan(started_s, self._tick_s)
-                for running, slot in plan.preempted:
-                    self._begin_anew(running, slot)
+                for request, slot in plan.preempted:
+                    self._begin_anew(request, slot)
                 if not plan.is_empty:
                     self._note_launch(plan, self.runner.run(plan))
                 if len(self._in_flight) > (0 if plan.is_empty else self._ticks_late):
@@ -274,19 +274,19 @@ class Engine:
 
     def _queue_with_voice(self) -> None:
         """Queue one request whose voice has been encoded. One per tick: cutting a long reference takes milliseconds."""
-        running = next((running for running, voice in self._awaiting_voice.items() if voice.done()), None)
-        if running is None:
+        request = next((request for request, voice in self._awaiting_voice.items() if voice.done()), None)
+        if request is None:
             return
-        voice = self._awaiting_voice.pop(running)
-        with self._border(running):
-            self._attach_voice(running, voice)
-            self._continue(running)
+        voice = self._awaiting_voice.pop(request)
+        with self._border(request):
+            self._attach_voice(request, voice)
+            self._continue(request)
 
-    def _attach_voice(self, running: RunningRequest, voice: Future[Voice] | None) -> None:
-        """Give `running` its `voice`, which is done. Raises what the encoding raised."""
+    def _attach_voice(self, request: Request, voice: Future[Voice] | None) -> None:
+        """Give `request` its `voice`, which is done. Raises what the encoding raised."""
         if voice is not None:
             try:
-                running.voice = voice.result(timeout=0)
+                request.voice = voice.result(timeout=0)
             finally:
                 self.voices.leave(voice)
 
@@ -296,14 +296,14 @@ class Engine:
         self._in_flight.append(launched)
         # Capped at a frame: one tick that was held up for long must not delay the next ones.
         tick_s = min(self._tick_s, self.spec.frame_s)
-        longer_s = min(self.spare_s + _SPARE_STEP * tick_s, _SPARE_MOST * tick_s)
-        self.spare_s = _SPARE_KEPT * self.spare_s if launched.was_idle else longer_s
+        longer_s = min(self.spare_s + _SPARE_GROWTH * tick_s, _MAX_SPARE * tick_s)
+        self.spare_s = _SPARE_DECAY * self.spare_s if launched.was_idle else longer_s
         if 2 * len(launched.stepped) < stepped_before:
             # The load has fallen: the device will be done much sooner than the average tick.
             self.spare_s = 0.0
-        for running, error in launched.failed.items():
-            self._fail(running, error)
-        self.scheduler.cache_prefixes(running for running in plan.admit if running not in launched.failed)
+        for request, error in launched.failed.items():
+            self._fail(request, error)
+        self.scheduler.cache_prefixes(request for request in plan.admit if request not in launched.failed)
 
     def _measure(self, tick_s: float) -> None:
         self._tick_s += (_TICK_WEIGHT if self._is_measured else 1.0) * (tick_s - self._tick_s)
@@ -317,202 +317,200 @@ class Engine:
             # Plain Python numbers: reading numpy scalars one by one takes three times as long.
             lengths, done = launched.length.tolist(), launched.done.tolist()
             for at, (item, length, is_done) in enumerate(zip(launched.stepped, lengths, done, strict=True)):
-                if item.is_current and not item.running.progress.is_broken_off:
+                if item.is_current and not item.request.progress.is_broken_off:
                     attention = None if launched.attention is None else launched.attention[at]
-                    with self._border_of_words(item.running):
-                        self._apply(item.running, length, attention, is_over=is_done)
+                    with self._border_of_words(item.request):
+                        self._apply(item.request, length, attention, is_over=is_done)
             for decoded in launched.decoded:
                 for at, item in enumerate(decoded.items):
                     if item.is_current:
-                        with self._border_of_words(item.running):
-                            self._send(item.running, decoded, at, now_s)
+                        with self._border_of_words(item.request):
+                            self._send(item.request, decoded, at, now_s)
         finally:
             launched.entry.release()
-        for running in [running for running in self.scheduler.running if running.is_drained]:
-            with self._border_of_words(running):
-                self._advance(running)
+        for request in [request for request in self.scheduler.running if request.is_drained]:
+            with self._border_of_words(request):
+                self._advance(request)
 
     def _apply(
-        self, running: RunningRequest, length: int, attention: npt.NDArray[np.float32] | None, *, is_over: bool
+        self, request: Request, length: int, attention: npt.NDArray[np.float32] | None, *, is_over: bool
     ) -> None:
-        """Take the `length` of the segment of `running` in frames, and the `attention` [H, W] of the newest.
+        """Take the `length` of the segment of `request` in frames, and the `attention` [H, W] of the newest.
 
         `is_over`: the model has ended the segment. A request that is continued after faults is broken off after its
         last good word if the attention shows one.
         """
-        progress, words = running.progress, running.words
+        progress, words = request.progress, request.words
         if words is not None and attention is not None and length > progress.length:
             words.see(attention, length)
         progress.length, progress.is_done = length, is_over or length >= progress.limit
         # Reaching the caller's own limit is no fault; a runaway is.
-        if words is None or not running.is_continued or running.finish_reason == "length" or not running.has_attempts:
+        if words is None or not request.is_continued or request.finish_reason == "length" or not request.has_attempts:
             return
         trouble = None if words.clock is None else words.clock.trouble(is_over=is_over)
         if trouble is not None:
-            running.break_off(min(int(trouble.at_s / self.spec.frame_s), length), words.break_off(trouble))
+            request.break_off(min(int(trouble.at_s / self.spec.frame_s), length), words.break_off(trouble))
 
-    def _send(self, running: RunningRequest, decoded: Decoded, at: int, now_s: float) -> None:
+    def _send(self, request: Request, decoded: Decoded, at: int, now_s: float) -> None:
         """Send the audio of batch index `at` of a codec launch, without its padding columns.
 
         The audio is held back instead while its segment may still be spoken again.
         """
-        progress = running.progress
-        made = min(decoded.frames, progress.length - progress.decoded - running.held_frames)
+        progress = request.progress
+        made = min(decoded.frames, progress.length - progress.decoded - request.held_frames)
         assert made >= 0
         if not made:
             return
-        self._count_broken(running, int(decoded.broken[at]))
+        self._count_broken(request, int(decoded.broken[at]))
         pcm = decoded.pcm_of(at, made)
-        if running.words is not None:
-            running.words.hear(pcm)
-        if running.audio_frames + running.held_frames == 0:
+        if request.words is not None:
+            request.words.hear(pcm)
+        if request.audio_frames + request.held_frames == 0:
             pcm = pcm[2 * self.spec.lead_in :]
         progress.held.append((pcm, made))
-        if running.words is not None and running.live is None and running.is_drained:
-            running.words.end()
-        if running.keeps_frames:
+        if request.words is not None and request.live is None and request.is_drained:
+            request.words.end()
+        if request.keeps_frames:
             progress.made.append(decoded.frames_of(at, made))
-        if not running.holds_back:
-            self._emit_held(running, now_s)
+        if not request.holds_back:
+            self._emit_held(request, now_s)
 
-    def _count_broken(self, running: RunningRequest, samples: int) -> None:
+    def _count_broken(self, request: Request, samples: int) -> None:
         """Count non-finite `samples`; warn of the first, and again each time the total has doubled."""
         total = self.broken_samples + samples
         if total.bit_length() > self.broken_samples.bit_length():
-            logger.warning(
-                "event=samples_not_finite request=%s samples=%d total=%d", running.request.id, samples, total
-            )
+            logger.warning("event=samples_not_finite request=%s samples=%d total=%d", request.params.id, samples, total)
         self.broken_samples = total
 
-    def _emit_held(self, running: RunningRequest, now_s: float) -> None:
+    def _emit_held(self, request: Request, now_s: float) -> None:
         """Emit the held chunks as `AudioChunk` events."""
-        for pcm, frames in running.progress.held:
-            index = running.playback.chunks
-            running.count_sent(frames, now_s, len(pcm) / 2 / self.spec.sample_rate)
-            characters = running.characters(self.spec.frame_s)
-            until_s = running.audio_frames * self.spec.frame_s - self.spec.lead_in_s
-            words = self._words(running, until_s)
+        for pcm, frames in request.progress.held:
+            index = request.playback.chunks
+            request.count_sent(frames, now_s, len(pcm) / 2 / self.spec.sample_rate)
+            characters = request.characters(self.spec.frame_s)
+            until_s = request.audio_frames * self.spec.frame_s - self.spec.lead_in_s
+            words = self._words(request, until_s)
             self._events.append(
-                AudioChunk(request_id=running.request.id, index=index, pcm=pcm, characters=characters, words=words)
+                AudioChunk(request_id=request.params.id, index=index, pcm=pcm, characters=characters, words=words)
             )
-        running.progress.held = []
+        request.progress.held = []
 
-    def _advance(self, running: RunningRequest) -> None:
+    def _advance(self, request: Request) -> None:
         """Release the slot of a drained segment and queue the next segment or attempt, or finish the request."""
-        if running.live is not None:
-            running.live.close(running.index)
-        if running.live is not None or running.progress.is_broken_off:
+        if request.live is not None:
+            request.live.close(request.index)
+        if request.live is not None or request.progress.is_broken_off:
             # The device may still count the slot as running: it does not know a tightened limit or a broken-off end.
-            self._abort(running)
-        if running.words is not None:
+            self._abort(request)
+        if request.words is not None:
             # `_send` has not ended the words of a live segment, of one broken off, or of one without a new frame.
-            running.words.end()
-        is_again = running.may_try_again
-        running.note_fault(spoken_again=is_again)
+            request.words.end()
+        is_again = request.may_try_again
+        request.note_fault(spoken_again=is_again)
         if not is_again:
-            self._emit_held(running, self._clock_s())
-        reason = running.finish_reason
+            self._emit_held(request, self._clock_s())
+        reason = request.finish_reason
         if reason is not None and not is_again:
-            self._finish(running, reason)
+            self._finish(request, reason)
             return
-        frames = self.runner.join(running.progress.made)
-        self.scheduler.release(running)
-        with self._border(running):
+        frames = self.runner.join(request.progress.made)
+        self.scheduler.release(request)
+        with self._border(request):
             if is_again:
                 # Inside the border: it splits sentences again, which may raise.
-                running.try_again()
+                request.try_again()
             else:
-                running.next_segment(frames)
-            self._continue(running)
+                request.next_segment(frames)
+            self._continue(request)
 
-    def _begin_anew(self, running: RunningRequest, slot: int) -> None:
-        """Queue the segment of `running` again after it was preempted from `slot`; none of its audio was sent."""
-        running.progress = Progress()
+    def _begin_anew(self, request: Request, slot: int) -> None:
+        """Queue the segment of `request` again after it was preempted from `slot`; none of its audio was sent."""
+        request.progress = Progress()
         self.preemptions += 1
-        with self._border(running):
+        with self._border(request):
             self.runner.reset([slot])
-            self._continue(running)
+            self._continue(request)
 
-    def _take_text(self, running: RunningRequest, text: str, *, is_last: bool) -> None:
-        """Add `text` to live request `running`, or end its text if `is_last`. An error fails the request."""
-        with self._border(running):
-            if running.live is None:
+    def _take_text(self, request: Request, text: str, *, is_last: bool) -> None:
+        """Add `text` to live request `request`, or end its text if `is_last`. An error fails the request."""
+        with self._border(request):
+            if request.live is None:
                 raise InvalidRequest("text", text, "only a live request takes more text")
-            running.live.append(text)
-            if running.words is not None:
-                running.words.append(text)
+            request.live.append(text)
+            if request.words is not None:
+                request.words.append(text)
             if is_last:
-                running.live.end()
-            if running not in self._awaiting_voice:
+                request.live.end()
+            if request not in self._awaiting_voice:
                 with self.runner.active():
-                    self._continue(running)
+                    self._continue(request)
 
-    def _continue(self, running: RunningRequest) -> None:
-        """Queue the next segment of `running`, park it if the text has not come, or finish it if none is left.
+    def _continue(self, request: Request) -> None:
+        """Queue the next segment of `request`, park it if the text has not come, or finish it if none is left.
 
         Raises `InvalidRequest` if nothing in the text can be spoken.
         """
-        if running.live is not None:
-            running.live.advance(running.index)
-        segment = running.segment
-        if segment is None and running.has_text_to_come:
-            self.scheduler.park(running)
-        elif segment is None and running.segments:
-            self._finish(running, "stop")
+        if request.live is not None:
+            request.live.advance(request.index)
+        segment = request.segment
+        if segment is None and request.has_text_to_come:
+            self.scheduler.park(request)
+        elif segment is None and request.segments:
+            self._finish(request, "stop")
         elif segment is None:
-            raise InvalidRequest("text", f"{running.text_length} characters", "nothing in it can be spoken")
-        elif running.progress.prompt is None:
-            self._prompts.prepare(running, segment)
-            self.scheduler.add(running)
+            raise InvalidRequest("text", f"{request.text_length} characters", "nothing in it can be spoken")
+        elif request.progress.prompt is None:
+            self._prompts.prepare(request, segment)
+            self.scheduler.add(request)
         else:
-            self._prompts.extend_live(running, segment)
+            self._prompts.extend_live(request, segment)
 
-    def _finish(self, running: RunningRequest, reason: FinishReason) -> None:
-        self._forget(running)
-        timings = running.timings(self._clock_s())
-        characters = running.text_length if reason == "stop" else running.characters(self.spec.frame_s)
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        self._forget(request)
+        timings = request.timings(self._clock_s())
+        characters = request.text_length if reason == "stop" else request.characters(self.spec.frame_s)
         self._events.append(
             Finished(
-                request_id=running.request.id,
+                request_id=request.params.id,
                 reason=reason,
-                frames=running.audio_frames,
+                frames=request.audio_frames,
                 characters=characters,
                 timings=timings,
-                words=self._words(running),
-                faults=() if running.words is None else tuple(running.words.faults),
+                words=self._words(request),
+                faults=() if request.words is None else tuple(request.words.faults),
             )
         )
 
-    def _words(self, running: RunningRequest, until_s: float | None = None) -> tuple[Word, ...] | None:
+    def _words(self, request: Request, until_s: float | None = None) -> tuple[Word, ...] | None:
         """The words to report next, up to `until_s`; None if the request does not ask for words."""
-        is_told = running.request.with_words and running.words is not None
-        return running.words.take(until_s) if is_told and running.words is not None else None
+        is_told = request.params.with_words and request.words is not None
+        return request.words.take(until_s) if is_told and request.words is not None else None
 
-    def _border_of_words(self, running: RunningRequest) -> AbstractContextManager[None]:
+    def _border_of_words(self, request: Request) -> AbstractContextManager[None]:
         """The `_border` of a request whose words are followed, as mapping its text may raise; else nothing."""
-        return _OPEN if running.words is None else self._border(running)
+        return _OPEN if request.words is None else self._border(request)
 
-    def _border(self, running: RunningRequest) -> AbstractContextManager[None]:
-        """A context in which an exception fails `running` alone."""
-        return border(partial(self._fail, running))
+    def _border(self, request: Request) -> AbstractContextManager[None]:
+        """A context in which an exception fails `request` alone."""
+        return border(partial(self._fail, request))
 
-    def _fail(self, running: RunningRequest, error: Exception) -> None:
-        self._abort(running)
-        self._forget(running)
-        self._events.append(Failed.of(running.request.id, error))
+    def _fail(self, request: Request, error: Exception) -> None:
+        self._abort(request)
+        self._forget(request)
+        self._events.append(Failed.of(request.params.id, error))
 
-    def _abort(self, running: RunningRequest) -> None:
+    def _abort(self, request: Request) -> None:
         """Reset the slot of a request that ends before the device has set its done flag."""
-        if running.allocation is not None:
-            self.runner.reset([running.allocation.slot])
+        if request.allocation is not None:
+            self.runner.reset([request.allocation.slot])
 
-    def _forget(self, running: RunningRequest) -> None:
-        voice = self._awaiting_voice.pop(running, None)
+    def _forget(self, request: Request) -> None:
+        voice = self._awaiting_voice.pop(request, None)
         if voice is None:
-            self.scheduler.release(running)
+            self.scheduler.release(request)
         else:
             self.voices.leave(voice)
-        del self._running[running.request.id]
+        del self._requests[request.params.id]
 
     def _abandon(self, cause: BaseException | None) -> None:
         """Fail every request that holds a slot: their device state is unknown after a tick that raised."""
@@ -520,5 +518,5 @@ class Engine:
         self.scheduler.pages.clear_cache()
         while self._in_flight:
             self._in_flight.popleft().entry.release()
-        for running in list(self.scheduler.running):
-            self._fail(running, error)
+        for request in list(self.scheduler.running):
+            self._fail(request, error)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from sonoro.engine.request import Allocation, RunningRequest
+from sonoro.engine.request import Allocation, Request
 from sonoro.runtime.slots import PagePool
 
 AHEAD = 8
@@ -18,9 +18,9 @@ AHEAD = 8
 
 
 class NewPages(NamedTuple):
-    """Pages `numbers` that extend the page table of `running` from index `start` on."""
+    """Pages `numbers` that extend the page table of `request` from index `start` on."""
 
-    running: RunningRequest
+    request: Request
     start: int
     numbers: list[int]
 
@@ -32,11 +32,11 @@ class Pager:
         self._pool, self._page_positions = pool, page_positions
         self._load: tuple[int, int] | None = None
 
-    def cached_positions(self, waiting: RunningRequest) -> int:
+    def cached_positions(self, waiting: Request) -> int:
         """Positions of the prompt of `waiting` that the prefix cache holds now."""
         return len(self._pool.find(waiting.progress.prefix)) * self._page_positions
 
-    def can_admit(self, waiting: RunningRequest, running: Iterable[RunningRequest]) -> bool:
+    def can_admit(self, waiting: Request, running: Iterable[Request]) -> bool:
         """Whether `waiting` fits beside `running`: all at their expected lengths together, and safely up to their
         limits."""
         found, own = self._pool.find(waiting.progress.prefix), self._pages_for(waiting, 1)
@@ -55,7 +55,7 @@ class Pager:
         """Drop the cached page counts. Call it when the set of running requests or their steps have changed."""
         self._load = None
 
-    def _load_of(self, running: Iterable[RunningRequest]) -> tuple[int, int]:
+    def _load_of(self, running: Iterable[Request]) -> tuple[int, int]:
         """The sum of pages that `running` are still expected to take, and the most that one of them may still need."""
         # `_expected` and `_most` inlined: this runs over hundreds of requests in every tick that could admit.
         to_come = needed = 0
@@ -71,7 +71,7 @@ class Pager:
             needed = max(needed, -(-(before + limit) // size) - held)
         return to_come, needed
 
-    def admit(self, waiting: RunningRequest, slot: int) -> None:
+    def admit(self, waiting: Request, slot: int) -> None:
         """Give `waiting`, which `can_admit`, an allocation: `slot`, and pages for its prompt and a frame."""
         found, cached = self._pool.find(waiting.progress.prefix), self.cached_positions(waiting)
         waiting.allocation = Allocation(slot, self._pool.acquire(self._pages_for(waiting, 1), found), cached)
@@ -80,9 +80,9 @@ class Pager:
             held = _count(waiting)
             self._load = to_come + self._expected(waiting) - held, max(needed, self._most(waiting) - held)
 
-    def lacks(self, running: RunningRequest, frames: int) -> int:
-        """How many pages `running` lacks for its next `frames` frames."""
-        progress, allocation = running.progress, running.allocation
+    def lacks(self, request: Request, frames: int) -> int:
+        """How many pages `request` lacks for its next `frames` frames."""
+        progress, allocation = request.progress, request.allocation
         assert allocation is not None
         assert progress.prompt is not None
         positions = progress.prompt.positions - 1 + min(allocation.steps + frames, progress.limit)
@@ -91,7 +91,7 @@ class Pager:
             return 0
         return -(-positions // self._page_positions) - held
 
-    def can_grow(self, grown: RunningRequest, running: Iterable[RunningRequest]) -> bool:
+    def can_grow(self, grown: Request, running: Iterable[Request]) -> bool:
         """Whether the pages for the next frame of `grown`, one of `running`, are free and safe to give."""
         free = self._pool.free - self.lacks(grown, 1)
         if free < 0:
@@ -99,43 +99,43 @@ class Pager:
         more = [self._taken(other, self.lacks(grown, 1) if other is grown else 0) for other in running]
         return _is_safe(free, more)
 
-    def grow(self, running: RunningRequest, frames: int = 1) -> NewPages:
-        """Give `running` the pages that it lacks for its next `frames` frames, and return them. They must be free."""
-        assert running.allocation is not None
-        start, numbers = _count(running), self._pool.acquire(self.lacks(running, frames))
-        running.allocation.pages.extend(numbers)
+    def grow(self, request: Request, frames: int = 1) -> NewPages:
+        """Give `request` the pages that it lacks for its next `frames` frames, and return them. They must be free."""
+        assert request.allocation is not None
+        start, numbers = _count(request), self._pool.acquire(self.lacks(request, frames))
+        request.allocation.pages.extend(numbers)
         self._load = None
-        return NewPages(running, start, numbers)
+        return NewPages(request, start, numbers)
 
-    def spare(self, running: Iterable[RunningRequest]) -> int:
+    def spare(self, running: Iterable[Request]) -> int:
         """How many pages may be given to any of `running` without a check of safety: enough stay free for the request
         that may still need the most."""
         return self._pool.free - max((self._taken(other)[0] for other in running), default=0)
 
-    def _pages_for(self, running: RunningRequest, frames: int) -> int:
+    def _pages_for(self, request: Request, frames: int) -> int:
         """Pages for the prompt and `frames` frames. Frame n is made at the last position before it, hence the - 1."""
-        assert running.progress.prompt is not None
-        positions = running.progress.prompt.positions - 1 + min(frames, running.progress.limit)
-        return max(-(-positions // self._page_positions), _count(running))
+        assert request.progress.prompt is not None
+        positions = request.progress.prompt.positions - 1 + min(frames, request.progress.limit)
+        return max(-(-positions // self._page_positions), _count(request))
 
-    def _expected(self, running: RunningRequest) -> int:
-        """Pages that `running` is expected to hold at its end; beyond the expected length, one page more."""
-        return self._pages_for(running, max(running.progress.expected, running.steps + self._page_positions))
+    def _expected(self, request: Request) -> int:
+        """Pages that `request` is expected to hold at its end; beyond the expected length, one page more."""
+        return self._pages_for(request, max(request.progress.expected, request.steps + self._page_positions))
 
-    def _most(self, running: RunningRequest) -> int:
-        return self._pages_for(running, running.progress.limit)
+    def _most(self, request: Request) -> int:
+        return self._pages_for(request, request.progress.limit)
 
-    def _taken(self, running: RunningRequest, more: int = 0) -> tuple[int, int]:
-        """With `more` pages given: how many `running` may still need, and how many of its pages are not shareable."""
-        held = _count(running) + more
-        return self._most(running) - held, held - self._shareable(running)
+    def _taken(self, request: Request, more: int = 0) -> tuple[int, int]:
+        """With `more` pages given: how many `request` may still need, and how many of its pages are not shareable."""
+        held = _count(request) + more
+        return self._most(request) - held, held - self._shareable(request)
 
-    def _shareable(self, running: RunningRequest) -> int:
-        return len(running.progress.prefix)
+    def _shareable(self, request: Request) -> int:
+        return len(request.progress.prefix)
 
 
-def _count(running: RunningRequest) -> int:
-    return 0 if running.allocation is None else len(running.allocation.pages)
+def _count(request: Request) -> int:
+    return 0 if request.allocation is None else len(request.allocation.pages)
 
 
 def _is_safe(free: int, taken: Iterable[tuple[int, int]]) -> bool:

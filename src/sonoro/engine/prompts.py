@@ -14,7 +14,7 @@ import msgspec
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import InvalidRequest
 from sonoro.core.types import MAX_SEED, SpeechRequest
-from sonoro.engine.request import RunningRequest
+from sonoro.engine.request import Request
 from sonoro.engine.words import RequestWords
 from sonoro.models.base import LiveTextModel, Prompt, SpeechModel, Spoken
 from sonoro.models.words import ShowsWords
@@ -39,98 +39,98 @@ class Prompts:
         self._max_positions = min(config.max_positions, pages * config.page_positions)
         self._max_frames = min(config.max_frames, model.spec.max_frames)
 
-    def cut_segments(self, running: RunningRequest) -> None:
+    def cut_segments(self, request: Request) -> None:
         """Set the segments of a new request, or its `LiveFeed` if it is live, and its `words` if they are needed.
 
         Raises `InvalidRequest` for text that cannot be spoken, and for `max_frames` beyond what the text can take.
         """
-        request = running.request
+        params = request.params
         # Faults are found by word times too.
-        is_watched = request.with_words or (request.attempts or 1) > 1
+        is_watched = params.with_words or (params.attempts or 1) > 1
         if is_watched and isinstance(self._model, ShowsWords) and self._model.word_heads.places:
-            running.words = RequestWords(self._model, self._spec, request.text)
-        if request.is_live:
-            running.live = self._feed(running)
-            running.segments = running.live.segments
-            running.live.append(request.text)
+            request.words = RequestWords(self._model, self._spec, params.text)
+        if params.is_live:
+            request.live = self._feed(request)
+            request.segments = request.live.segments
+            request.live.append(params.text)
             return
         if self._spec.text_normalizer is not None:
-            check_readable(request.text)
-        pieces = self._split(request)(request.text)
+            check_readable(params.text)
+        pieces = self._split(params)(params.text)
         if not pieces:
-            raise InvalidRequest("text", request.text, "nothing in it can be spoken")
-        ends = segment_ends(request.text, pieces)
-        running.segments = [Segment(*made) for made in zip(pieces, [0, *ends], ends, strict=False)]
+            raise InvalidRequest("text", params.text, "nothing in it can be spoken")
+        ends = segment_ends(params.text, pieces)
+        request.segments = [Segment(*made) for made in zip(pieces, [0, *ends], ends, strict=False)]
         most = len(pieces) * self._max_frames
-        if request.max_frames is not None and request.max_frames > most:
+        if params.max_frames is not None and params.max_frames > most:
             limit = f"at most {most} for this text ({self._max_frames} for each segment)"
-            raise InvalidRequest("max_frames", request.max_frames, limit)
+            raise InvalidRequest("max_frames", params.max_frames, limit)
 
-    def prepare(self, running: RunningRequest, segment: Segment) -> None:
-        """Make the prompt of the current segment of `running`. The model may lower the limit of frames.
+    def prepare(self, request: Request, segment: Segment) -> None:
+        """Make the prompt of the current segment of `request`. The model may lower the limit of frames.
 
         Earlier segments that do not fit into a slot are left out, oldest first. Raises `InvalidRequest` if even the
         segment alone does not fit, and what the model raises.
         """
-        frames = self._most_frames(running, segment)
-        seed = (running.request.seed + running.attempt) % (MAX_SEED + 1)
-        limited = msgspec.structs.replace(running.request, max_frames=frames, seed=seed)
+        frames = self._most_frames(request, segment)
+        seed = (request.params.seed + request.attempt) % (MAX_SEED + 1)
+        limited = msgspec.structs.replace(request.params, max_frames=frames, seed=seed)
         if segment.ids is None:
-            prompt = self._after_what_fits(running, limited, segment.text)
+            prompt = self._after_what_fits(request, limited, segment.text)
         else:
             assert isinstance(self._model, LiveTextModel)
-            prompt = self._model.prepare_live(limited, segment.ids, running.index, running.voice)
-            running.progress.given_ids = len(segment.ids)
-        running.progress.prompt, running.progress.limit = prompt, prompt.controls.max_frames
-        running.progress.expected = self._expected_frames(running, segment)
-        if running.positions > self._max_positions:
+            prompt = self._model.prepare_live(limited, segment.ids, request.index, request.voice)
+            request.progress.given_ids = len(segment.ids)
+        request.progress.prompt, request.progress.limit = prompt, prompt.controls.max_frames
+        request.progress.expected = self._expected_frames(request, segment)
+        if request.positions > self._max_positions:
             limit = (
-                f"with its voice and instructions it needs {running.positions} positions; at most {self._max_positions}"
+                f"with its voice and instructions it needs {request.positions} positions; at most {self._max_positions}"
             )
             raise InvalidRequest("text", segment.text, limit)
         self._check_text_ids(segment, prompt.text_ids)
-        running.progress.prefix = self._keys(prompt)
-        if running.words is not None and isinstance(self._model, ShowsWords):
-            begins_s = running.frames_before * self._spec.frame_s - self._spec.lead_in_s
-            running.words.begin(segment, self._model.pointing(running.request, running.voice), begins_s)
+        request.progress.prefix = self._keys(prompt)
+        if request.words is not None and isinstance(self._model, ShowsWords):
+            begins_s = request.frames_before * self._spec.frame_s - self._spec.lead_in_s
+            request.words.begin(segment, self._model.pointing(request.params, request.voice), begins_s)
 
-    def _after_what_fits(self, running: RunningRequest, limited: SpeechRequest, text: str) -> Prompt:
+    def _after_what_fits(self, request: Request, limited: SpeechRequest, text: str) -> Prompt:
         """The prompt of `text` with as many of the latest segments before it as fit into a slot."""
         # `before` is shorter: the current segment and later ones have no frames yet.
-        spoken = zip(running.segments, running.before, strict=False)
+        spoken = zip(request.segments, request.before, strict=False)
         # A segment that was broken off at its first word has no text left.
         before = [Spoken(said.text, frames) for said, frames in spoken if said.text.strip() and len(frames)]
-        prompt = self._model.prepare(limited, text, running.index, before, running.voice)
+        prompt = self._model.prepare(limited, text, request.index, before, request.voice)
         while before and (excess := prompt.positions + prompt.controls.max_frames - self._max_positions) > 0:
             while before and excess > 0:
                 excess -= len(before.pop(0).frames)
-            prompt = self._model.prepare(limited, text, running.index, before, running.voice)
+            prompt = self._model.prepare(limited, text, request.index, before, request.voice)
         return prompt
 
-    def extend_live(self, running: RunningRequest, segment: Segment) -> None:
+    def extend_live(self, request: Request, segment: Segment) -> None:
         """Take in ids that came for the current live segment after its prompt was made; raises as `prepare` does."""
-        if running.late_ids and segment.is_whole and running.allocation is None:
+        if request.late_ids and segment.is_whole and request.allocation is None:
             # It still waits for a slot, so its prompt can be remade from the whole text.
-            self.prepare(running, segment)
-        elif running.late_ids:
-            self._check_text_ids(segment, running.pending_ids + len(running.late_ids))
+            self.prepare(request, segment)
+        elif request.late_ids:
+            self._check_text_ids(segment, request.pending_ids + len(request.late_ids))
             if segment.is_whole:
-                running.tighten(self._most_frames(running, segment))
+                request.tighten(self._most_frames(request, segment))
 
-    def _feed(self, running: RunningRequest) -> LiveFeed:
-        split, model = self._split(running.request), self._model
+    def _feed(self, request: Request) -> LiveFeed:
+        split, model = self._split(request.params), self._model
         return LiveFeed(
             # Called later: the voice may not be known yet.
-            lambda: model.live_text(running.request, running.voice) if isinstance(model, LiveTextModel) else None,
+            lambda: model.live_text(request.params, request.voice) if isinstance(model, LiveTextModel) else None,
             # A piece begins with the white space behind the one before it.
             lambda text: split(text.lstrip()),
-            running.request.language or "auto",
+            request.params.language or "auto",
             min(self._config.max_characters, int(self._config.live_max_s / SECONDS_PER_LETTER)),
             self._config.max_live_characters,
         )
 
-    def _split(self, request: SpeechRequest) -> Callable[[str], list[str]]:
-        language = request.language or "auto"
+    def _split(self, params: SpeechRequest) -> Callable[[str], list[str]]:
+        language = params.language or "auto"
 
         def split(text: str) -> list[str]:
             parts = self._model.segments(text, language)
@@ -139,23 +139,23 @@ class Prompts:
 
         return split
 
-    def _most_frames(self, running: RunningRequest, segment: Segment) -> int:
+    def _most_frames(self, request: Request, segment: Segment) -> int:
         """Limit of frames for `segment`: from the request, else from its text if that is complete."""
-        if running.request.max_frames is not None:
-            most = running.request.max_frames - running.frames_before
+        if request.params.max_frames is not None:
+            most = request.params.max_frames - request.frames_before
         elif segment.is_whole and self._config.bounds_by_text:
-            most = frames_bound(segment.text, running.request.language or "auto", self._spec.frame_s)
+            most = frames_bound(segment.text, request.params.language or "auto", self._spec.frame_s)
         elif segment.is_whole:
             most = self._max_frames
         else:
             most = math.ceil(self._config.live_max_s / self._spec.frame_s)
         return min(most, self._max_frames)
 
-    def _expected_frames(self, running: RunningRequest, segment: Segment) -> int:
+    def _expected_frames(self, request: Request, segment: Segment) -> int:
         """Expected frames of `segment`; its limit if its text is not complete or EOS is ignored."""
-        if running.request.ignore_eos or not segment.is_whole:
-            return running.progress.limit
-        return frames_expected(segment.text, running.request.language or "auto", self._spec.frame_s)
+        if request.params.ignore_eos or not segment.is_whole:
+            return request.progress.limit
+        return frames_expected(segment.text, request.params.language or "auto", self._spec.frame_s)
 
     def _check_text_ids(self, segment: Segment, count: int) -> None:
         if count > self._config.max_text:

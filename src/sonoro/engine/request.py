@@ -70,7 +70,7 @@ class Playback:
 
 
 @dataclass(eq=False)
-class RunningRequest:
+class Request:
     """A resolved request and its progress. Only the engine writes it, except `allocation`, which is the scheduler's.
 
     The current segment is `segments[index]`; of a live request `live` appends to `segments`. `before` holds the frames
@@ -79,7 +79,7 @@ class RunningRequest:
     that and the model can.
     """
 
-    request: SpeechRequest
+    params: SpeechRequest
     segments: list[Segment]
     voice: Voice | None
     playback: Playback
@@ -136,7 +136,7 @@ class RunningRequest:
     @property
     def text_length(self) -> int:
         """Characters of the text as far as it has come."""
-        return len(self.request.text) if self.live is None else self.live.characters
+        return len(self.params.text) if self.live is None else self.live.characters
 
     @property
     def late_ids(self) -> list[int]:
@@ -207,7 +207,7 @@ class RunningRequest:
         A segment that reaches its limit ends the whole request: what follows a runaway cannot be trusted. Not so after
         an attempt that ended, since without another attempt the text would have gone on.
         """
-        if self.is_at_limit and self.frames_before + self.progress.length == self.request.max_frames:
+        if self.is_at_limit and self.frames_before + self.progress.length == self.params.max_frames:
             return "length"
         if self.is_at_limit and not (self.has_ended_before and self.has_more_segments):
             return "runaway"
@@ -226,35 +226,35 @@ class RunningRequest:
     @property
     def is_faulty(self) -> bool:
         """Whether the drained segment ended by itself but was probably not spoken as written."""
-        is_whole = not self.is_at_limit and not self.request.ignore_eos
+        is_whole = not self.is_at_limit and not self.params.ignore_eos
         return is_whole and self.words is not None and self.words.fault is not None
 
     @property
     def has_attempts(self) -> bool:
         """Whether another attempt at the segment, or at its rest, is allowed."""
-        assert self.request.attempts is not None
-        return not self.request.ignore_eos and self.attempt + 1 < self.request.attempts
+        assert self.params.attempts is not None
+        return not self.params.ignore_eos and self.attempt + 1 < self.params.attempts
 
     @property
     def is_continued(self) -> bool:
         """Whether a faulty segment is broken off while it plays and continued from its last good word."""
-        return self.request.on_fault == "continue"
+        return self.params.on_fault == "continue"
 
     @property
     def is_last_retry(self) -> bool:
         """Whether this is the last attempt at a segment, after which words that it did not reach are spoken alone."""
-        is_last = self.attempt > 0 and self.attempt + 1 == self.request.attempts
-        return is_last and self.words is not None and self.request.on_fault == "retry"
+        is_last = self.attempt > 0 and self.attempt + 1 == self.params.attempts
+        return is_last and self.words is not None and self.params.on_fault == "retry"
 
     @property
     def is_spoken_alone(self) -> bool:
         """Whether the segment is what the last attempt did not reach."""
-        return self.attempt == self.request.attempts
+        return self.attempt == self.params.attempts
 
     @property
     def holds_back(self) -> bool:
         """Whether a segment's audio is held back until the segment has ended."""
-        return self.request.attempts != 1 and not self.is_continued
+        return self.params.attempts != 1 and not self.is_continued
 
     @property
     def may_try_again(self) -> bool:
@@ -264,7 +264,7 @@ class RunningRequest:
             return False
         doubtful = self.progress.prompt.controls.doubtful_frames
         is_doubtful = doubtful is not None and self.progress.length >= doubtful and self.finish_reason != "length"
-        is_faulty = self.is_faulty and self.request.on_fault == "retry"
+        is_faulty = self.is_faulty and self.params.on_fault == "retry"
         return is_doubtful or is_faulty or (self.is_at_limit and self.finish_reason != "length")
 
     def timings(self, now_s: float) -> Timings:
@@ -350,18 +350,18 @@ class RunningRequest:
         elif self.is_faulty and self.is_last_retry and (rest := self.words.cut_unreached()) is not None:
             self._add_rest(rest)
         # Words that are spoken alone belong to the last attempt.
-        self.words.note_fault(min(self.attempt, (self.request.attempts or 1) - 1), spoken_again=spoken_again)
+        self.words.note_fault(min(self.attempt, (self.params.attempts or 1) - 1), spoken_again=spoken_again)
 
     def try_again(self) -> None:
         """Discard the segment's frames and begin its next attempt. A faulty segment of several sentences is split in
         two: a model tends to skip the same part of a long text with any seed."""
         assert self.allocation is None
         assert self.segment is not None
-        assert self.request.language is not None
+        assert self.params.language is not None
         rest = None
         if self.is_faulty:
             self.ended_to = max(self.ended_to, self.segment.end)
-            rest = self.segment.halve(self.request.language)
+            rest = self.segment.halve(self.params.language)
         if rest is not None:
             self.segments.insert(self.index + 1, rest)
         self.attempt += 1

@@ -26,7 +26,7 @@ from sonoro.engine.decoding import Decoding
 from sonoro.engine.device_state import allocate_device_state
 from sonoro.engine.pages import NewPages
 from sonoro.engine.phases import Phases
-from sonoro.engine.request import Allocation, RunningRequest
+from sonoro.engine.request import Allocation, Request
 from sonoro.engine.scheduler import LateText, Plan
 from sonoro.models.base import LiveTextModel, Pages, SlotState, SpeechModel, TextPromptModel
 from sonoro.models.words import ShowsWords
@@ -45,12 +45,12 @@ _ALIGNMENT_BYTES = 64
 class BatchItem(NamedTuple):
     """A request in the batch of one launch. The results are valid while it still holds that allocation."""
 
-    running: RunningRequest
+    request: Request
     allocation: Allocation
 
     @property
     def is_current(self) -> bool:
-        return self.running.allocation is self.allocation
+        return self.request.allocation is self.allocation
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Launched:
 
     entry: Entry
     was_idle: bool = True
-    failed: dict[RunningRequest, Exception] = field(default_factory=dict)
+    failed: dict[Request, Exception] = field(default_factory=dict)
     stepped: list[BatchItem] = field(default_factory=list)
     length: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     done: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
@@ -98,14 +98,14 @@ class Launched:
 
     def border(self, items: Sequence[BatchItem]) -> AbstractContextManager[None]:
         """A context in which an exception fails the requests of `items` alone."""
-        return border(lambda error: self.failed.update({running: error for running, _ in items}))
+        return border(lambda error: self.failed.update({request: error for request, _ in items}))
 
-    def items(self, batch: Sequence[RunningRequest]) -> list[BatchItem]:
+    def items(self, batch: Sequence[Request]) -> list[BatchItem]:
         """Batch items for the requests of `batch` that have not failed in this tick."""
         return [
-            BatchItem(running, running.allocation)
-            for running in batch
-            if running.allocation is not None and running not in self.failed
+            BatchItem(request, request.allocation)
+            for request in batch
+            if request.allocation is not None and request not in self.failed
         ]
 
 
@@ -190,7 +190,7 @@ class Runner:
     @property
     def _kinds(self) -> dict[str, list[GraphSet]]:
         prefills = [self._prefills, *([self._text_prefills] if self._text_prefills else [])]
-        kinds = {"place": [self._admits], "prefill": prefills, "frame": [self._frames]}
+        kinds = {"admit": [self._admits], "prefill": prefills, "frame": [self._frames]}
         return {**kinds, **self._decoding.sets}
 
     @property
@@ -281,7 +281,7 @@ class Runner:
         empty = torch.empty((0, *frames.shape[2:]), dtype=frames.dtype)
         return torch.cat([empty, *map(torch.from_numpy, chunks)])
 
-    def _prefill(self, batch: Sequence[RunningRequest], launched: Launched) -> None:
+    def _prefill(self, batch: Sequence[Request], launched: Launched) -> None:
         """Prefill the slots of `batch`. If a launch of several raises, each is tried alone, so only the faulty fail."""
         if not batch:
             return
@@ -290,12 +290,12 @@ class Runner:
             if len(batch) == 1:
                 launched.failed[batch[0]] = error
                 return
-            for running in batch:
-                self._prefill([running], launched)
+            for request in batch:
+                self._prefill([request], launched)
 
         items = launched.items(batch)
-        slots, prompts = _slots(items), [running.progress.prompt for running, _ in items]
-        voices = [prompt.voice or running.voice for prompt, (running, _) in zip(prompts, items, strict=True) if prompt]
+        slots, prompts = _slots(items), [request.progress.prompt for request, _ in items]
+        voices = [prompt.voice or request.voice for prompt, (request, _) in zip(prompts, items, strict=True) if prompt]
         with border(fail):
             pages = [Pages(allocation.pages, allocation.cached) for _, allocation in items]
             tokens = self._model.stage(self._state.state, prompts, slots, pages)
@@ -317,28 +317,28 @@ class Runner:
     def _give_pages(self, grown: Sequence[NewPages]) -> None:
         """Write newly acquired pages into the page tables of their slots."""
         entries = [
-            (running.allocation.slot, start + at, number)
-            for running, start, numbers in grown
-            if running.allocation is not None
+            (request.allocation.slot, start + at, number)
+            for request, start, numbers in grown
+            if request.allocation is not None
             for at, number in enumerate(numbers)
         ]
         if entries:
-            slots, places, numbers = upload(entries, torch.int64, self.device).unbind(1)
+            slots, indices, numbers = upload(entries, torch.int64, self.device).unbind(1)
             table = self._state.state.page_table
-            table.index_put_((slots, places), numbers.to(table.dtype))
+            table.index_put_((slots, indices), numbers.to(table.dtype))
 
     def _append(self, text: Sequence[LateText], launched: Launched) -> None:
         """Append late live text to its slots, except for requests that failed in this tick."""
-        late = {running: (start, ids) for running, start, ids in text}
+        late = {request: (start, ids) for request, start, ids in text}
         items = launched.items([*late])
         if not items:
             return
-        starts, ids = zip(*(late[running] for running, _ in items), strict=True)
+        starts, ids = zip(*(late[request] for request, _ in items), strict=True)
         with launched.border(items):
             assert isinstance(self._model, LiveTextModel)
             self._model.append_text(self._state.state, _slots(items), starts, ids)
 
-    def _step(self, batch: Sequence[RunningRequest], launched: Launched) -> None:
+    def _step(self, batch: Sequence[Request], launched: Launched) -> None:
         """Launch the frame graph for `batch`, and the copies of its results."""
         items = launched.items(batch)
         if not items:
@@ -355,11 +355,11 @@ class Runner:
             return
         launched.length = launched.entry.copy(length[: len(items)])
         launched.done = launched.entry.copy(done[: len(items)])
-        columns = max((running.words.columns for running, _ in items if running.words is not None), default=0)
+        columns = max((request.words.columns for request, _ in items if request.words is not None), default=0)
         if attention is not None and columns:
             launched.attention = launched.entry.copy(attention[: len(items), :, :columns])
 
-    def _decode(self, batch: Sequence[RunningRequest], frames: int, launched: Launched) -> None:
+    def _decode(self, batch: Sequence[Request], frames: int, launched: Launched) -> None:
         """Launch the codec graph for the next `frames` frames of each of `batch`, and the copies of its results."""
         items = launched.items(batch)
         if not items:
@@ -371,7 +371,7 @@ class Runner:
             if not results:
                 return
             pcm, made, broken = results
-            is_kept = any(running.keeps_frames for running, _ in items)
+            is_kept = any(request.keeps_frames for request, _ in items)
             heard, *counted = (launched.entry.copy(part[: len(items)]) for part in (pcm, broken, *[made] * is_kept))
         launched.decoded.append(Decoded(items, frames, heard, counted[0], counted[1] if is_kept else None))
 
@@ -391,7 +391,7 @@ class Runner:
         def graphs(name: str, function: Callable[[Tensor], Any], sizes: Sequence[int], scratch: int) -> GraphSet:
             return GraphSet(name, function, sizes, scratch, device, pool=pool, is_eager=is_eager)
 
-        self._admits = graphs("place", admit, config.frame_batches, scratch)
+        self._admits = graphs("admit", admit, config.frame_batches, scratch)
         self._prefills = graphs("prefill", prefill, config.prefill_buckets, config.prefill_tokens)
         self._text_prefills = None
         if isinstance(model, TextPromptModel):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from sonoro.core.config import EngineConfig
 from sonoro.engine.pages import AHEAD, NewPages, Pager
-from sonoro.engine.request import Allocation, RunningRequest
+from sonoro.engine.request import Allocation, Request
 from sonoro.runtime.slots import PagePool, SlotPool
 from sonoro.transport.messages import PrefixCounts
 
@@ -26,9 +26,9 @@ SAFETY = 2.0
 
 
 class LateText(NamedTuple):
-    """Token ids of live text to append to those of `running`, at index `start`."""
+    """Token ids of live text to append to those of `request`, at index `start`."""
 
-    running: RunningRequest
+    request: Request
     start: int
     ids: list[int]
 
@@ -46,12 +46,12 @@ class Plan:
     it is collected.
     """
 
-    preempted: list[tuple[RunningRequest, int]]
-    admit: list[RunningRequest]
+    preempted: list[tuple[Request, int]]
+    admit: list[Request]
     pages: list[NewPages]
     text: list[LateText]
-    frame: list[RunningRequest]
-    codec: dict[int, list[RunningRequest]]
+    frame: list[Request]
+    codec: dict[int, list[Request]]
 
     @property
     def is_empty(self) -> bool:
@@ -69,7 +69,7 @@ class _Urgency(IntEnum):
 
 
 class _Chunk(NamedTuple):
-    """`frames` frames of `running` that could be decoded in this tick, and the playback lead of its listener.
+    """`frames` frames of `request` that could be decoded in this tick, and the playback lead of its listener.
 
     `gathers`: it can wait for other chunks of its length, to be batched with them.
     """
@@ -77,8 +77,8 @@ class _Chunk(NamedTuple):
     urgency: _Urgency
     lead_s: float
     frames: int
-    running: RunningRequest
-    gathers: bool
+    request: Request
+    can_wait: bool
 
 
 class Scheduler:
@@ -94,19 +94,19 @@ class Scheduler:
 
     def __init__(self, config: EngineConfig, pages: PagePool, frame_s: float) -> None:
         self._config, self._frame_s = config, frame_s
-        self._parked: set[RunningRequest] = set()
-        self._waiting: deque[RunningRequest] = deque()
-        self._speaking: deque[RunningRequest] = deque()
+        self._parked: set[Request] = set()
+        self._waiting: deque[Request] = deque()
+        self._speaking: deque[Request] = deque()
         self._slots, self.pages = SlotPool(config.slots), pages
         self._pager = Pager(pages, config.page_positions)
-        self._first: set[RunningRequest] = set()
-        self._short: set[RunningRequest] = set()
-        self._blocked: set[RunningRequest] = set()
-        self._without_pages: set[RunningRequest] = set()
-        self._is_closed = False
+        self._first: set[Request] = set()
+        self._out_of_pages: set[Request] = set()
+        self._paused_out_of_pages: set[Request] = set()
+        self._without_pages: set[Request] = set()
+        self._admissions_closed = False
         # Whether somebody waited for pages when the last plan was made.
-        self._is_sought = False
-        self.running: list[RunningRequest] = []
+        self._pages_wanted = False
+        self.running: list[Request] = []
         self.prefixes = PrefixCounts()
         """Hits, misses and positions of the prefix cache so far; the pool counts evictions and kept pages."""
 
@@ -114,7 +114,7 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether a plan made now would hold anything. Requests that are paused or wait for text are no work,
         unless others wait for their pages."""
-        is_work = any(self._is_work(running) for running in self.running)
+        is_work = any(self._is_work(request) for request in self.running)
         return is_work or self._admissible() is not None or self._is_kept_out
 
     def is_full(self, others: int = 0) -> bool:
@@ -130,189 +130,189 @@ class Scheduler:
     def free_slots(self) -> int:
         return self._slots.free
 
-    def park(self, running: RunningRequest) -> None:
-        """Count `running`, whose text has not come yet, among the waiting until it is added."""
-        assert running.allocation is None
-        self._parked.add(running)
+    def park(self, request: Request) -> None:
+        """Count `request`, whose text has not come yet, among the waiting until it is added."""
+        assert request.allocation is None
+        self._parked.add(request)
 
-    def add(self, running: RunningRequest) -> None:
-        """Queue `running`: requests with an earlier segment come before new ones, as their listeners are listening; a
+    def add(self, request: Request) -> None:
+        """Queue `request`: requests with an earlier segment come before new ones, as their listeners are listening; a
         preempted request goes to the front of its queue."""
-        assert running.allocation is None
-        self._parked.discard(running)
-        queue = self._speaking if running.index else self._waiting
-        (queue.appendleft if running in self._first else queue.append)(running)
-        self._first.discard(running)
+        assert request.allocation is None
+        self._parked.discard(request)
+        queue = self._speaking if request.index else self._waiting
+        (queue.appendleft if request in self._first else queue.append)(request)
+        self._first.discard(request)
 
-    def release(self, running: RunningRequest) -> None:
+    def release(self, request: Request) -> None:
         """Remove a request from the queue, or free its slot and pages; results still in flight become void."""
-        self._short.clear()
-        self._blocked.clear()
-        self._is_sought = False
-        self._first.discard(running)
-        self._without_pages.discard(running)
-        self._is_closed = False
+        self._out_of_pages.clear()
+        self._paused_out_of_pages.clear()
+        self._pages_wanted = False
+        self._first.discard(request)
+        self._without_pages.discard(request)
+        self._admissions_closed = False
         self._pager.note_change()
-        if running.allocation is None:
-            self._parked.discard(running)
-            queue = self._speaking if running.index else self._waiting
-            if running in queue:
-                queue.remove(running)
+        if request.allocation is None:
+            self._parked.discard(request)
+            queue = self._speaking if request.index else self._waiting
+            if request in queue:
+                queue.remove(request)
             return
-        self.running.remove(running)
-        self._slots.release(running.allocation.slot)
-        self.pages.release(running.allocation.pages)
-        running.allocation = None
+        self.running.remove(request)
+        self._slots.release(request.allocation.slot)
+        self.pages.release(request.allocation.pages)
+        request.allocation = None
 
-    def cache_prefixes(self, admitted: Iterable[RunningRequest]) -> None:
+    def cache_prefixes(self, admitted: Iterable[Request]) -> None:
         """Add the prompt prefixes of `admitted`, whose prefill was launched, to the prefix cache and its counters."""
-        for running in admitted:
-            assert running.allocation is not None
-            assert running.progress.prompt is not None
-            self.pages.cache(running.progress.prefix, running.allocation.pages)
-            self.prefixes.rows_cached += running.allocation.cached
-            self.prefixes.rows_prefilled += running.progress.prompt.positions - running.allocation.cached
-            if running.progress.prefix:
-                self.prefixes.hits += running.allocation.cached > 0
-                self.prefixes.misses += running.allocation.cached == 0
+        for request in admitted:
+            assert request.allocation is not None
+            assert request.progress.prompt is not None
+            self.pages.cache(request.progress.prefix, request.allocation.pages)
+            self.prefixes.tokens_cached += request.allocation.cached
+            self.prefixes.tokens_prefilled += request.progress.prompt.positions - request.allocation.cached
+            if request.progress.prefix:
+                self.prefixes.hits += request.allocation.cached > 0
+                self.prefixes.misses += request.allocation.cached == 0
 
     def plan(self, now_s: float, tick_s: float) -> Plan:
         """Plan a tick at `now_s`, and count its steps and columns as launched. `tick_s`: the average tick duration."""
         self._pager.note_change()
-        if self._short or self._is_kept_out:
+        if self._out_of_pages or self._is_kept_out:
             self._give_back()
         preempted, pages = self._grow(now_s)
         admit = self._admit()
-        self._is_sought = bool(self._short) or self._is_kept_out
-        if self._is_sought:
+        self._pages_wanted = bool(self._out_of_pages) or self._is_kept_out
+        if self._pages_wanted:
             pages += self._grow_paused()
-        active = [running for running in self.running if not running.is_paused]
-        lacking = self._short | self._blocked
-        frame = [running for running in self._stepping() if running not in lacking]
-        text = [LateText(running, running.pending_ids, ids) for running in frame if (ids := running.late_ids)]
-        for running, _, ids in text:
-            _held(running).appended += len(ids)
-        for running in frame:
-            _held(running).steps += 1
+        active = [request for request in self.running if not request.is_paused]
+        lacking = self._out_of_pages | self._paused_out_of_pages
+        frame = [request for request in self._stepping() if request not in lacking]
+        text = [LateText(request, request.pending_ids, ids) for request in frame if (ids := request.late_ids)]
+        for request, _, ids in text:
+            _held(request).appended += len(ids)
+        for request in frame:
+            _held(request).steps += 1
         return Plan(preempted, admit, pages, text, frame, self._plan_codec(active, now_s, tick_s))
 
-    def _is_work(self, running: RunningRequest) -> bool:
-        if running.is_paused:
-            return self._is_sought and self._can_free(running)
-        is_waiting = running.is_starving or running in self._short
-        return not is_waiting or self._due_frames(running, running.undecoded, 0.0, 0.0) > 0
+    def _is_work(self, request: Request) -> bool:
+        if request.is_paused:
+            return self._pages_wanted and self._can_free(request)
+        is_waiting = request.is_starving or request in self._out_of_pages
+        return not is_waiting or self._due_frames(request, request.undecoded, 0.0, 0.0) > 0
 
-    def _stepping(self) -> list[RunningRequest]:
+    def _stepping(self) -> list[Request]:
         """Requests that can make a frame, given a page for it; while pages are sought, paused requests too."""
         return [
-            running
-            for running in self.running
-            if not (running.is_ending or running.is_starving) and (self._is_sought or not running.is_paused)
+            request
+            for request in self.running
+            if not (request.is_ending or request.is_starving) and (self._pages_wanted or not request.is_paused)
         ]
 
-    def _can_free(self, running: RunningRequest) -> bool:
-        """Whether paused `running` can make frames, after which its pages come free, or holds some that it could free
+    def _can_free(self, request: Request) -> bool:
+        """Whether paused `request` can make frames, after which its pages come free, or holds some that it could free
         now."""
-        can_go_on = not (running.is_ending or running.is_starving or running in self._blocked)
-        return can_go_on or self._has_spare_pages(running)
+        can_go_on = not (request.is_ending or request.is_starving or request in self._paused_out_of_pages)
+        return can_go_on or self._has_spare_pages(request)
 
-    def _has_spare_pages(self, running: RunningRequest) -> bool:
-        """Whether `running` holds pages though all of its frames are made."""
-        return running.progress.is_done and running not in self._without_pages
+    def _has_spare_pages(self, request: Request) -> bool:
+        """Whether `request` holds pages though all of its frames are made."""
+        return request.progress.is_done and request not in self._without_pages
 
     @property
-    def _holding(self) -> list[RunningRequest]:
+    def _holding(self) -> list[Request]:
         """Running requests that hold pages."""
         if not self._without_pages:
             return self.running
-        return [running for running in self.running if running not in self._without_pages]
+        return [request for request in self.running if request not in self._without_pages]
 
-    def _grow(self, now_s: float) -> tuple[list[tuple[RunningRequest, int]], list[NewPages]]:
+    def _grow(self, now_s: float) -> tuple[list[tuple[Request, int]], list[NewPages]]:
         """Give pages to requests that have used up theirs: sent audio first, then the shortest lead.
 
         Returns the preempted requests with the slots they had, and the pages given.
         """
-        self._is_sought = False
-        self._short.clear()
-        self._blocked.clear()
+        self._pages_wanted = False
+        self._out_of_pages.clear()
+        self._paused_out_of_pages.clear()
         stepping = self._stepping()
-        growing = [running for running in stepping if self._pager.lacks(running, 1)]
+        growing = [request for request in stepping if self._pager.lacks(request, 1)]
         if not growing:
             return [], []
-        growing.sort(key=lambda running: (not running.is_heard, running.lead_s(now_s, self._frame_s)))
-        preempted, spare = list[tuple[RunningRequest, int]](), self._pager.spare(self._holding)
+        growing.sort(key=lambda request: (not request.is_heard, request.lead_s(now_s, self._frame_s)))
+        preempted, spare = list[tuple[Request, int]](), self._pager.spare(self._holding)
         grown = list[NewPages]()
-        for running in growing:
-            if running.allocation is None:
+        for request in growing:
+            if request.allocation is None:
                 # Preempted for one before it.
                 continue
-            if self._pager.lacks(running, 1) > spare:
-                preempted += self._make_room(running)
+            if self._pager.lacks(request, 1) > spare:
+                preempted += self._make_room(request)
                 spare = 0
-            if running not in self._short:
-                grown.append(self._pager.grow(running, 1))
+            if request not in self._out_of_pages:
+                grown.append(self._pager.grow(request, 1))
                 spare -= len(grown[-1].numbers)
-        for running in stepping if spare > 0 else ():
-            if 0 < self._pager.lacks(running, AHEAD) <= spare:
-                grown.append(self._pager.grow(running, AHEAD))
+        for request in stepping if spare > 0 else ():
+            if 0 < self._pager.lacks(request, AHEAD) <= spare:
+                grown.append(self._pager.grow(request, AHEAD))
                 spare -= len(grown[-1].numbers)
         return preempted, grown
 
     def _grow_paused(self) -> list[NewPages]:
-        """Give paused requests pages for a frame each as far as that is safe. Those without are blocked."""
+        """Give paused requests pages for a frame each as far as that is safe. Those without wait."""
         grown = list[NewPages]()
-        for running in self._stepping():
-            if running.is_paused and self._pager.lacks(running, 1):
-                if self._pager.can_grow(running, self._holding):
-                    grown.append(self._pager.grow(running, 1))
+        for request in self._stepping():
+            if request.is_paused and self._pager.lacks(request, 1):
+                if self._pager.can_grow(request, self._holding):
+                    grown.append(self._pager.grow(request, 1))
                 else:
-                    self._blocked.add(running)
+                    self._paused_out_of_pages.add(request)
         return grown
 
     def _give_back(self) -> None:
         """Free the pages of paused requests whose frames are all made: only their audio is still to come."""
-        for running in self.running:
-            if running.is_paused and self._has_spare_pages(running):
-                self.pages.release(_held(running).pages)
-                _held(running).pages.clear()
-                self._without_pages.add(running)
+        for request in self.running:
+            if request.is_paused and self._has_spare_pages(request):
+                self.pages.release(_held(request).pages)
+                _held(request).pages.clear()
+                self._without_pages.add(request)
         self._pager.note_change()
 
-    def _make_room(self, running: RunningRequest) -> list[tuple[RunningRequest, int]]:
-        """Preempt requests without sent audio until `running`, which has sent some, can have its next page.
+    def _make_room(self, request: Request) -> list[tuple[Request, int]]:
+        """Preempt requests without sent audio until `request`, which has sent some, can have its next page.
 
-        If it has sent none, or preemption is not enough, it is marked short instead. Returns the preempted requests
+        If it has sent none, or preemption is not enough, it is marked as out of pages. Returns the preempted requests
         with their slots.
         """
         preempted = []
-        while running.allocation is not None and not self._pager.can_grow(running, self._holding):
-            victims = [other for other in self.running if not other.is_heard] if running.is_heard else []
+        while request.allocation is not None and not self._pager.can_grow(request, self._holding):
+            victims = [other for other in self.running if not other.is_heard] if request.is_heard else []
             if not victims:
-                self._short.add(running)
+                self._out_of_pages.add(request)
                 break
             preempted.append((victims[-1], _held(victims[-1]).slot))
             self.release(victims[-1])
             self._first.add(victims[-1])
             # No admissions until a request ends: pages stay short that long.
-            self._is_closed = True
+            self._admissions_closed = True
         return preempted
 
-    def _admit(self) -> list[RunningRequest]:
+    def _admit(self) -> list[Request]:
         """Admit waiting requests in order, as far as slots, pages and `prefill_tokens` allow."""
-        admit: list[RunningRequest] = []
+        admit: list[Request] = []
         tokens_left = self._config.prefill_tokens
-        while (running := self._admissible()) is not None:
-            assert running.progress.prompt is not None
-            tokens_left -= running.progress.prompt.positions - self._pager.cached_positions(running)
+        while (request := self._admissible()) is not None:
+            assert request.progress.prompt is not None
+            tokens_left -= request.progress.prompt.positions - self._pager.cached_positions(request)
             if tokens_left < 0:
                 break
-            (self._speaking if running.index else self._waiting).remove(running)
-            self._pager.admit(running, self._slots.acquire())
-            self.running.append(running)
-            admit.append(running)
+            (self._speaking if request.index else self._waiting).remove(request)
+            self._pager.admit(request, self._slots.acquire())
+            self.running.append(request)
+            admit.append(request)
         return admit
 
-    def _admissible(self) -> RunningRequest | None:
+    def _admissible(self) -> Request | None:
         """The head of the queue if it can be admitted. Nothing overtakes a request that waits for pages, which might
         starve otherwise."""
         head = self._head
@@ -321,22 +321,22 @@ class Scheduler:
     @property
     def _is_kept_out(self) -> bool:
         """Whether the head of the queue waits for pages that paused requests could free."""
-        if self._head is None or not any(running.is_paused and self._can_free(running) for running in self.running):
+        if self._head is None or not any(request.is_paused and self._can_free(request) for request in self.running):
             return False
         return self._admissible() is None
 
     @property
-    def _head(self) -> RunningRequest | None:
+    def _head(self) -> Request | None:
         """The head of the queue, if there is a slot for it and those who run do not lack pages."""
-        running = _first_unpaused(self._speaking) or _first_unpaused(self._waiting)
-        # A short request that was paused since then blocks no admission: the next plan would not count it as short.
-        is_short = _first_unpaused(self._short) is not None
-        return None if not self._slots.free or self._is_closed or is_short else running
+        request = _first_unpaused(self._speaking) or _first_unpaused(self._waiting)
+        # A request out of pages that was paused since then blocks no admission: the next plan would not count it.
+        is_out_of_pages = _first_unpaused(self._out_of_pages) is not None
+        return None if not self._slots.free or self._admissions_closed or is_out_of_pages else request
 
-    def _plan_codec(self, active: list[RunningRequest], now_s: float, tick_s: float) -> dict[int, list[RunningRequest]]:
+    def _plan_codec(self, active: list[Request], now_s: float, tick_s: float) -> dict[int, list[Request]]:
         """Choose the chunks of this tick by urgency, up to `codec_frames`; an underrun ahead overrides that limit."""
         due = sorted(
-            (chunk for running in active if (chunk := self._due_chunk(running, now_s, tick_s)) is not None),
+            (chunk for request in active if (chunk := self._due_chunk(request, now_s, tick_s)) is not None),
             key=lambda chunk: (chunk.urgency, chunk.lead_s),
         )
         left = self._config.codec_frames
@@ -345,60 +345,60 @@ class Scheduler:
             if chunk.frames <= left or chunk.urgency is _Urgency.RUNS_OUT or not chosen:
                 chosen.setdefault(chunk.frames, []).append(chunk)
                 left -= chunk.frames
-        # Do not gather for a single request, nor beyond the largest batch.
+        # Do not wait for a single request, nor beyond the largest batch.
         most = 1 if len(active) == 1 else max(self._config.codec_batches, default=len(self.running) + 1)
         codec = {
             frames: self._batch(chunks)
             for frames, chunks in sorted(chosen.items())
-            if len(chunks) >= most or not all(chunk.gathers for chunk in chunks)
+            if len(chunks) >= most or not all(chunk.can_wait for chunk in chunks)
         }
         for frames, batch in codec.items():
-            for running in batch:
-                _held(running).columns += frames
+            for request in batch:
+                _held(request).columns += frames
         return codec
 
-    def _batch(self, chunks: list[_Chunk]) -> list[RunningRequest]:
+    def _batch(self, chunks: list[_Chunk]) -> list[Request]:
         """The urgent `chunks`, and as many others as fill a captured size: padding costs as much as audio."""
         sizes, count = self._config.codec_batches, len(chunks)
         size = max((size for size in sizes if size <= count), default=count)
         filled = count // size * size if size in sizes[-1:] else size
         pressing = sum(chunk.urgency is not _Urgency.CAN_WAIT for chunk in chunks)
         padded = next((size for size in sizes if size >= pressing), pressing)
-        return [chunk.running for chunk in chunks[: max(padded if pressing else 0, filled)]]
+        return [chunk.request for chunk in chunks[: max(padded if pressing else 0, filled)]]
 
-    def _due_chunk(self, running: RunningRequest, now_s: float, tick_s: float) -> _Chunk | None:
-        if (ready := running.undecoded) <= 0:
+    def _due_chunk(self, request: Request, now_s: float, tick_s: float) -> _Chunk | None:
+        if (ready := request.undecoded) <= 0:
             return None
-        by_rule = running.request.is_reproducible
-        lead_s = running.launched * self._frame_s if by_rule else running.lead_s(now_s, self._frame_s)
-        frames = self._due_frames(running, ready, lead_s, tick_s)
+        by_rule = request.params.is_reproducible
+        lead_s = request.launched * self._frame_s if by_rule else request.lead_s(now_s, self._frame_s)
+        frames = self._due_frames(request, ready, lead_s, tick_s)
         if not frames:
             return None
-        if running.is_silent:
+        if request.is_silent:
             urgency = _Urgency.FIRST
         elif not by_rule and lead_s < _wait_s(1, tick_s):
             urgency = _Urgency.RUNS_OUT
         else:
-            urgency = _Urgency.HOLDS_SLOT if running.is_ending else _Urgency.CAN_WAIT
-        is_stuck = by_rule or running.is_starving or running in self._short
+            urgency = _Urgency.HOLDS_SLOT if request.is_ending else _Urgency.CAN_WAIT
+        is_stuck = by_rule or request.is_starving or request in self._out_of_pages
         has_waited = ready - frames >= self._config.codec_wait
-        gathers = urgency is _Urgency.CAN_WAIT and not (is_stuck or has_waited)
-        return _Chunk(urgency, lead_s, frames, running, gathers)
+        can_wait = urgency is _Urgency.CAN_WAIT and not (is_stuck or has_waited)
+        return _Chunk(urgency, lead_s, frames, request, can_wait)
 
-    def _due_frames(self, running: RunningRequest, ready: int, lead_s: float, tick_s: float) -> int:
-        """The chunk length that `running`, with `ready` undecoded frames, decodes in this tick; 0 to wait for a longer
+    def _due_frames(self, request: Request, ready: int, lead_s: float, tick_s: float) -> int:
+        """The chunk length that `request`, with `ready` undecoded frames, decodes in this tick; 0 to wait for a longer
         chunk."""
         sizes = self._config.chunk_frames
         if ready <= 0:
             return 0
-        if running.is_silent:
-            return sizes[0] if ready >= sizes[0] or running.is_ending else 0
+        if request.is_silent:
+            return sizes[0] if ready >= sizes[0] or request.is_ending else 0
         # By rule, a chunk is at most as long as all audio before it, which plays while the chunk is made.
-        is_by_rule = running.request.is_reproducible
-        ruled = max((size for size in sizes if size <= running.launched), default=sizes[0]) if is_by_rule else sizes[-1]
-        if running.is_ending:
+        is_by_rule = request.params.is_reproducible
+        ruled = max((size for size in sizes if size <= request.launched), default=sizes[0]) if is_by_rule else sizes[-1]
+        if request.is_ending:
             return next((size for size in sizes if ready <= size <= ruled), ruled)
-        if running.is_starving or (running in self._short and not is_by_rule):
+        if request.is_starving or (request in self._out_of_pages and not is_by_rule):
             # No frame follows until text or a page comes; a padded chunk would corrupt the codec's history.
             return max((size for size in sizes if size <= ready), default=0)
         if is_by_rule:
@@ -413,9 +413,9 @@ class Scheduler:
         return 0
 
 
-def _held(running: RunningRequest) -> Allocation:
-    assert running.allocation is not None
-    return running.allocation
+def _held(request: Request) -> Allocation:
+    assert request.allocation is not None
+    return request.allocation
 
 
 def _wait_s(ticks: int, tick_s: float) -> float:
@@ -423,5 +423,5 @@ def _wait_s(ticks: int, tick_s: float) -> float:
     return (ticks + LATENCY_TICKS) * tick_s * SAFETY
 
 
-def _first_unpaused(queue: Iterable[RunningRequest]) -> RunningRequest | None:
-    return next((running for running in queue if not running.is_paused), None)
+def _first_unpaused(queue: Iterable[Request]) -> Request | None:
+    return next((request for request in queue if not request.is_paused), None)

@@ -190,8 +190,8 @@ class _Level:
             "underruns": self._underruns,
             "graph_launches": _launched(before, after, "graph"),
             "eager_launches": _launched(before, after, "eager"),
-            "prefilled_rows": after.prefixes.rows_prefilled - before.prefixes.rows_prefilled,
-            "cached_rows": after.prefixes.rows_cached - before.prefixes.rows_cached,
+            "prefilled_tokens": after.prefixes.tokens_prefilled - before.prefixes.tokens_prefilled,
+            "cached_tokens": after.prefixes.tokens_cached - before.prefixes.tokens_cached,
             "requests": self._requests,
             "failed": len(self._errors),
         }

@@ -194,8 +194,8 @@ _GAUGES = {
 _COUNTED = {
     "broken_samples": ("broken_samples", "non-finite samples, sent as silence"),
     "preemptions": ("put_back", "preemptions for want of pages, before any audio was sent"),
-    "prefixes.rows_prefilled": ("prompt_rows_prefilled", "prompt tokens that were prefilled"),
-    "prefixes.rows_cached": ("prompt_rows_cached", "prompt tokens found in the prefix cache"),
+    "prefixes.tokens_prefilled": ("prompt_tokens_prefilled", "prompt tokens that were prefilled"),
+    "prefixes.tokens_cached": ("prompt_tokens_cached", "prompt tokens found in the prefix cache"),
     "prefixes.hits": ("prefix_hits", "prompts that began with cached pages"),
     "prefixes.misses": ("prefix_misses", "prompts with shareable pages of which none was cached"),
     "prefixes.evictions": ("prefix_evictions", "pages evicted from the prefix cache"),

@@ -125,12 +125,13 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class PrefixCounts(msgspec.Struct, kw_only=True):
     """Counters of the prefix cache since the engine started.
 
-    `rows_prefilled`, `rows_cached`: prompt tokens that were prefilled, and that cached pages held. `hits`, `misses`:
-    prompts with shareable pages whose first page was cached, or not. `evictions`: pages. `kept_bytes`: cached now.
+    `tokens_prefilled`, `tokens_cached`: prompt tokens that were prefilled, and those that cached pages held. `hits`,
+    `misses`: prompts with shareable pages whose first page was cached, or not. `evictions`: pages. `kept_bytes`: cached
+    now.
     """
 
-    rows_prefilled: int = 0
-    rows_cached: int = 0
+    tokens_prefilled: int = 0
+    tokens_cached: int = 0
     hits: int = 0
     misses: int = 0
     evictions: int = 0
@@ -140,7 +141,7 @@ class PrefixCounts(msgspec.Struct, kw_only=True):
 class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Load, durations and counters of an engine.
 
-    `launches`: by kind of work (`place`, `prefill`, `frame`, `codec`, ...), as `Runner.launches`. `running`: requests
+    `launches`: by kind of work (`admit`, `prefill`, `frame`, `codec`, ...), as `Runner.launches`. `running`: requests
     with a slot; `waiting`: without one; `paused`: among both. `tick_ms`: time inside a tick; `frame_ms`: from the end
     of one tick to the end of the next under load; each `p50`, `p95`, `p99` of the last 4096, 0 without data.
     `broken_samples`: non-finite samples, sent as silence. `preemptions`: for want of pages, before any audio was sent.

@@ -71,8 +71,8 @@ def test_a_voices_second_request_runs_only_its_own_rows(folder: Path, device: st
     assert [len(pages) for pages in watched.shared] == [0, SHARED, 2]
     assert watched.positions == [whole, own + SHARED * PAGE, third + 2 * PAGE]
     assert own < PAGE + 50
-    assert watched.engine.prefixes.rows_prefilled == whole + own + third
-    assert watched.engine.prefixes.rows_cached == (SHARED + 2) * PAGE
+    assert watched.engine.prefixes.tokens_prefilled == whole + own + third
+    assert watched.engine.prefixes.tokens_cached == (SHARED + 2) * PAGE
     assert (watched.engine.prefixes.hits, watched.engine.prefixes.misses) == (2, 1)
     assert watched.engine.prefixes.kept_bytes == (2 * SHARED - 2) * PAGE * model.position_bytes
 
@@ -86,7 +86,7 @@ def test_a_voice_is_shared_by_name_by_content_and_while_it_is_spoken_with(model:
         watched.tick()
     assert watched.engine.scheduler.free_slots == 2
     watched.say(named)
-    assert watched.engine.prefixes.rows_cached == SHARED * PAGE
+    assert watched.engine.prefixes.tokens_cached == SHARED * PAGE
     for one in (first, request(2, "Like this.")):
         for key, expected in alone(model, one).items():
             assert torch.equal(watched.frames[key], expected)

@@ -87,7 +87,7 @@ def test_a_voices_second_request_runs_only_its_own_rows(model: SpeechModel, monk
     assert watched.rows == [whole - there for whole, there in zip(watched.positions, cached, strict=True)]
     assert watched.rows[1] < PAGE
     counts = watched.engine.prefixes
-    assert (counts.hits, counts.misses, counts.rows_cached) == (3, 2, 3 * SHARED * PAGE)
+    assert (counts.hits, counts.misses, counts.tokens_cached) == (3, 2, 3 * SHARED * PAGE)
     assert counts.kept_bytes == 2 * SHARED * PAGE * model.position_bytes
 
 
