@@ -22,8 +22,8 @@ from sonoro.api_audio import Audio, AudioPiece
 from sonoro.audio.files import from_pcm16, read_reference, to_pcm16
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import EngineBusy, EngineClosed, InvalidReference, InvalidRequest, SonoroError, suggestion
+from sonoro.core.events import Word, at_speed
 from sonoro.core.types import Event, Failed, Finished, ModelSpec, OnFault, Reference, SamplingParams, SpeechRequest
-from sonoro.core.words import Word, at_speed
 from sonoro.text.english.readable import remarks
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from sonoro.audio.files import output_format, write_audio
 from sonoro.core.errors import OutputError
+from sonoro.core.events import Fault, Word
 from sonoro.core.types import FinishReason
-from sonoro.core.words import Fault, Word
 
 
 @dataclass(frozen=True, eq=False)

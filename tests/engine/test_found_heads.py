@@ -11,8 +11,8 @@ from fakes.shown_sine import ShownSineModel
 from resolving import Engine
 
 from sonoro.core.config import EngineConfig, word_heads_folder
+from sonoro.core.events import Word
 from sonoro.core.types import AudioChunk, Event, Finished, SpeechRequest
-from sonoro.core.words import Word
 from sonoro.models import registry
 from sonoro.words.heads import WordHeads, read_table
 

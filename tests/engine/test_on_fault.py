@@ -6,8 +6,8 @@ from listening import HOP, audio, config_of, drain, end
 from resolving import Engine
 
 from sonoro.core.errors import InvalidRequest
+from sonoro.core.events import Fault
 from sonoro.core.types import AudioChunk, Failed, SpeechRequest
-from sonoro.core.words import Fault
 from sonoro.text import splitting as text_module
 from sonoro.words.spans import word_spans
 

@@ -11,8 +11,8 @@ from fakes.sine import SineModel
 from resolving import Engine
 
 from sonoro.core.config import EngineConfig
+from sonoro.core.events import Word
 from sonoro.core.types import AudioChunk, Event, Failed, Finished, SpeechRequest
-from sonoro.core.words import Word
 from sonoro.engine.words import RequestWords
 from sonoro.models import registry
 from sonoro.models.words import MOST_COLUMNS

@@ -4,8 +4,8 @@ import json
 
 import msgspec
 
+from sonoro.core.events import Fault
 from sonoro.core.types import Finished, Timings
-from sonoro.core.words import Fault
 from sonoro.server.metrics import EngineState, Metrics, Observation
 from sonoro.server.stream import JSONBody
 from sonoro.transport.messages import PrefixCounts, Stats

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from sonoro.core.words import Word
+from sonoro.core.events import Word
 from sonoro.words.captions import MAX_LINE, MAX_LINES, cues, srt, vtt, words_json
 from sonoro.words.spans import word_spans
 

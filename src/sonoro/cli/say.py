@@ -38,8 +38,8 @@ from sonoro.cli.common import (
 )
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import InvalidReference, InvalidRequest, OutputError
+from sonoro.core.events import Fault, Word
 from sonoro.core.types import Finished, OptionValue, SpeechRequest
-from sonoro.core.words import Fault, Word
 from sonoro.words.captions import srt as make_srt
 from sonoro.words.captions import vtt as make_vtt
 from sonoro.words.captions import words_json

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sonoro.core.errors import ErrorFacts, InvalidReference, InvalidRequest, UnknownLanguage, UnknownVoice, suggestion
-from sonoro.core.words import Fault, Word
+from sonoro.core.events import Fault, Word
 
 FinishReason = Literal["stop", "length", "runaway", "cancelled", "error"]
 """`stop`: the model emitted its end; `length`: the caller's `max_frames`; `runaway`: the bound from the text."""

@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import EngineBusy, EngineError, InvalidRequest, border
+from sonoro.core.events import Word
 from sonoro.core.types import AudioChunk, Event, Failed, Finished, FinishReason, Reference, SpeechRequest
-from sonoro.core.words import Word
 from sonoro.engine.found_heads import FoundHeads
 from sonoro.engine.phases import Phases
 from sonoro.engine.prompts import Prompts

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sonoro.core.words import Fault, FaultKind, Word
+from sonoro.core.events import Fault, FaultKind, Word
 from sonoro.models.words import MOST_COLUMNS
 from sonoro.text.english.normalize import trace_english
 from sonoro.text.splitting import Segment

@@ -19,11 +19,10 @@ from starlette.websockets import WebSocket
 
 from sonoro.core.errors import InvalidRequest, SonoroError
 from sonoro.core.types import AudioChunk, Finished, SpeechRequest
-from sonoro.core.words import CharacterTimes
 from sonoro.server.errors import TooManyRequests, Unauthorized
 from sonoro.server.schemas import SpeechBody
 from sonoro.server.service import ANONYMOUS, Caller, Service
-from sonoro.server.timeline import Timeline
+from sonoro.server.timeline import CharacterTimes, Timeline
 from sonoro.server.utterance import Utterance
 from sonoro.server.websocket_session import WebSocketSession
 from sonoro.transport.launch import cancel_tasks

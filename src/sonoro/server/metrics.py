@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from sonoro.core.words import Fault
+from sonoro.core.events import Fault
 from sonoro.transport.messages import Stats
 
 _SECONDS = (0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.2, 0.35, 0.6, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)

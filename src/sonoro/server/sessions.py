@@ -10,8 +10,8 @@ from fastapi import APIRouter, Depends, WebSocket
 from pydantic import BaseModel, ConfigDict
 
 from sonoro.core.errors import InvalidRequest, SonoroError
+from sonoro.core.events import at_speed
 from sonoro.core.types import AudioChunk, Finished, SpeechRequest
-from sonoro.core.words import at_speed
 from sonoro.server.errors import refusal
 from sonoro.server.schemas import SpeechBody, parse
 from sonoro.server.service import Service

@@ -22,8 +22,8 @@ from starlette.types import Receive, Scope, Send
 
 from sonoro.audio.encoders import Encoding
 from sonoro.core.errors import EngineError, SonoroError
+from sonoro.core.events import Word, at_speed
 from sonoro.core.types import AudioChunk, Finished, SpeechRequest, Timings
-from sonoro.core.words import Word, at_speed
 from sonoro.server.errors import (
     AnswerTooLarge,
     NotReady,

@@ -3,11 +3,53 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
+from sonoro.core.events import Word, at_speed
 from sonoro.core.types import AudioChunk, Finished
-from sonoro.core.words import CharacterTimes, Word, at_speed, character_times
 from sonoro.server.stream import AudioBody
+
+
+class CharacterTimes(NamedTuple):
+    """Consecutive characters of a text, with the start and end of each in seconds."""
+
+    characters: list[str]
+    starts_s: list[float]
+    ends_s: list[float]
+
+
+def last_heard(words: Sequence[Word], heard_s: float) -> Word | None:
+    """The last of `words` that begins within the first `heard_s` seconds; None if there is none."""
+    return next((word for word in reversed(words) if word.start_s < heard_s), None)
+
+
+def character_times(
+    text: str, words: Sequence[Word], *, start: int = 0, start_s: float = 0.0, end_s: float | None = None
+) -> CharacterTimes:
+    """Times of the characters of `text` from index `start`, spoken from `start_s` on, to the end of `words`.
+
+    Characters within a word share its time evenly, those between two words the time between. With `end_s`, the end of
+    the text, characters after the last word take the time until then. Times never decrease; in a stream each call
+    continues at the end of the last word of the one before.
+    """
+    times = CharacterTimes([], [], [])
+    for word in words:
+        _share(times, text[start : word.start], start_s, word.start_s)
+        _share(times, text[word.start : word.end], word.start_s, word.end_s)
+        start, start_s = word.end, word.end_s
+    if end_s is not None:
+        _share(times, text[start:], start_s, max(start_s, end_s))
+    return times
+
+
+def _share(times: CharacterTimes, characters: str, start_s: float, end_s: float) -> None:
+    """Append `characters`, which share the time from `start_s` to `end_s` evenly."""
+    each_s = (end_s - start_s) / max(len(characters), 1)
+    for number, character in enumerate(characters):
+        times.characters.append(character)
+        times.starts_s.append(start_s + number * each_s)
+        times.ends_s.append(start_s + (number + 1) * each_s)
 
 
 class WordTimes:

@@ -12,13 +12,14 @@ from typing import Any, Protocol
 import msgspec
 
 from sonoro.core.errors import EngineError, InvalidRequest, SonoroError
+from sonoro.core.events import Word, at_speed
 from sonoro.core.logs import log_event
 from sonoro.core.types import AudioChunk, Finished, SpeechRequest, is_speakable
-from sonoro.core.words import Word, at_speed, last_heard
 from sonoro.server.errors import SlowReader
 from sonoro.server.schemas import SpeechBody
 from sonoro.server.service import Caller, Service
 from sonoro.server.stream import Speech, conclude, silent_events, told_faults
+from sonoro.server.timeline import last_heard
 from sonoro.transport.client import RequestStream
 
 logger = logging.getLogger(__name__)

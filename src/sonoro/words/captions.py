@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from sonoro.core.words import Word
+from sonoro.core.events import Word
 
 MAX_LINE, MAX_LINES, MAX_S, MIN_S = 42, 2, 7.0, 0.5
 """Broadcasters' maximum characters per line, lines and seconds of a caption; and the minimum seconds it is shown."""

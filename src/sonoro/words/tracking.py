@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from sonoro.core.words import FaultKind, Word
+from sonoro.core.events import FaultKind, Word
 from sonoro.words.spans import SpokenWord
 
 Array = npt.NDArray[np.floating]

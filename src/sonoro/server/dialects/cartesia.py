@@ -19,7 +19,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute
 
 from sonoro.core.errors import InvalidRequest, SonoroError
-from sonoro.core.words import CharacterTimes
 from sonoro.server.contexts import Context
 from sonoro.server.dialects.formats import AudioFormat, sample_format
 from sonoro.server.dialects.shared import Asked, Dialect, DialectSession, Message, languages_of
@@ -27,7 +26,7 @@ from sonoro.server.errors import Refusal, refusal
 from sonoro.server.schemas import parse
 from sonoro.server.service import Service
 from sonoro.server.stream import AudioBody
-from sonoro.server.timeline import TimedBody, Timeline, WordTimes
+from sonoro.server.timeline import CharacterTimes, TimedBody, Timeline, WordTimes
 
 _SPEEDS = {"slow": 0.8, "normal": 1.0, "fast": 1.25}
 

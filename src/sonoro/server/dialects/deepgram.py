@@ -16,13 +16,13 @@ from starlette.routing import BaseRoute
 from starlette.websockets import WebSocket
 
 from sonoro.core.errors import InvalidRequest, SonoroError
-from sonoro.core.words import CharacterTimes
 from sonoro.server.contexts import Context
 from sonoro.server.dialects.formats import AudioFormat, sample_format
 from sonoro.server.dialects.shared import Asked, Dialect, DialectSession, Message, languages_of
 from sonoro.server.errors import Refusal, refusal
 from sonoro.server.schemas import parse
 from sonoro.server.service import Service
+from sonoro.server.timeline import CharacterTimes
 
 
 class _Body(Message):

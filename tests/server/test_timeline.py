@@ -1,10 +1,9 @@
-"""Words and their times: characters between them, other speeds, and what was heard."""
+"""Times of the characters of a text, between the words of a model, and the last word that was heard."""
 
-import msgspec
 import pytest
 
-from sonoro.core.types import AudioChunk, Finished, Timings
-from sonoro.core.words import Word, at_speed, character_times, last_heard
+from sonoro.core.events import Word
+from sonoro.server.timeline import character_times, last_heard
 
 TEXT = "Well, go on."
 WORDS = (
@@ -40,23 +39,7 @@ def test_without_words_all_of_a_text_takes_all_of_the_time() -> None:
     assert character_times("ab", []) == ([], [], [])
 
 
-def test_words_move_with_the_speed_of_the_audio() -> None:
-    faster = at_speed(WORDS, 2.0)
-    assert [word.start_s for word in faster] == [0.05, 0.45, 0.55]
-    assert [(word.text, word.start, word.end) for word in faster] == [(w.text, w.start, w.end) for w in WORDS]
-
-
 def test_the_last_word_heard_is_the_last_that_has_begun() -> None:
     assert last_heard(WORDS, 0.05) is None
     assert last_heard(WORDS, 0.8) is WORDS[0]
     assert last_heard(WORDS, 9.0) is WORDS[2]
-
-
-def test_words_travel_with_chunks_and_ends() -> None:
-    chunk = AudioChunk(request_id="a", index=0, pcm=b"", words=WORDS)
-    end = Finished(
-        request_id="a", reason="stop", frames=1, characters=2, timings=Timings(first_audio_s=0, total_s=0), words=WORDS
-    )
-    for sent in (chunk, end):
-        assert msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=type(sent)) == sent
-    assert AudioChunk(request_id="a", index=0, pcm=b"").words is None
