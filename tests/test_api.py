@@ -24,7 +24,7 @@ from guard import GUARD_S
 from tiny_checkpoint import write_checkpoint
 
 from sonoro import TTS, Audio, EngineConfig
-from sonoro.api import speech_request
+from sonoro.api import RequestFields, SpokenFields, speech_request
 from sonoro.audio.files import to_pcm16, write_audio
 from sonoro.core.errors import (
     CheckpointNotFound,
@@ -70,7 +70,7 @@ def test_fields_reach_the_model() -> None:
     same = speaker.generate("Hello there.")
     np.testing.assert_array_equal(speaker.generate("Hello there.", seed=0).samples, same.samples)
     np.testing.assert_array_equal(speaker.generate("Hello there.", "low").samples, same.samples)
-    for fields in ({"seed": 1}, {"voice": "high"}, {"loudness": 20}):
+    for fields in ({"seed": 1}, {"voice": "high"}, {"loudness": 20}, {"options": {"loudness": 20}}):
         assert not np.array_equal(speaker.generate("Hello there.", **fields).samples, same.samples)
     cut = speaker.generate("Hello there.", max_frames=4)
     assert (cut.frames, cut.finish_reason) == (4, "length")
@@ -448,11 +448,14 @@ def test_a_misspelt_keyword_gets_the_nearest_name(given: str, meant: str) -> Non
 
 
 def test_help_explains_every_parameter() -> None:
-    for method in (TTS.generate, TTS.stream, TTS.agenerate, TTS.astream, speech_request):
-        for name in inspect.signature(method).parameters:
-            assert name == "self" or re.search(rf"^ *{name}: .{{10}}", inspect.getdoc(method), re.M), name
-    for name in list(inspect.signature(TTS).parameters):
-        assert re.search(rf"^ *{name}: .{{10}}", inspect.getdoc(TTS), re.M), name
+    explained = {
+        **{kind: kind.__annotations__ for kind in (RequestFields, SpokenFields)},
+        **{made: inspect.signature(made).parameters for made in (TTS, TTS.generate, speech_request)},
+    }
+    explained[SpokenFields] = set(SpokenFields.__annotations__) - set(RequestFields.__annotations__)
+    for what, names in explained.items():
+        for name in set(names) - {"self"}:
+            assert re.search(rf"^ *{name}: .{{10}}", inspect.getdoc(what), re.M), name
 
 
 def test_audio_is_an_array_and_a_player(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -591,10 +594,12 @@ def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_signature_shows_every_field() -> None:
-    shown = inspect.signature(TTS.generate).parameters
-    assert list(shown)[1:4] == ["text", "voice", "language"]
-    assert {"ref_audio", "seed", "max_frames", "options"} <= set(shown)
-    assert list(inspect.signature(TTS.stream).parameters) == list(shown)
+    for method in (TTS.generate, TTS.stream, TTS.agenerate, TTS.astream):
+        shown = inspect.signature(method).parameters
+        assert list(shown) == ["self", "text", "voice", "fields"]
+        assert shown["fields"].annotation == "Unpack[SpokenFields]"
+    assert inspect.signature(speech_request).parameters["fields"].annotation == "Unpack[RequestFields]"
+    assert {"language", "ref_audio", "seed", "max_frames", "options", "speed"} <= set(SpokenFields.__annotations__)
 
 
 def test_audio_without_samples_has_no_rate_of_making() -> None:

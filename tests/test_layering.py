@@ -60,7 +60,7 @@ ALLOWED = {
 CORE_THIRD_PARTY = {"numpy", "msgspec", "yaml"}
 WITHOUT_TORCH = {"core", "text", "audio", "words", "transport", "server", "scale", "bench"}
 MODEL_NAMES = re.compile(r"qwen|fish|voxcpm|talker", re.IGNORECASE)
-FACES = {"api", "api_audio", "cli", "__init__", "__main__"}
+FACES = {"api", "api_audio", "api_engine", "cli", "__init__", "__main__"}
 
 
 def modules() -> Iterator[tuple[str, Path]]:

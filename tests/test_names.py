@@ -16,7 +16,7 @@ from pathlib import Path
 import sonoro
 
 ROOT = Path(sonoro.__file__).parent
-HOST = ("api", "api_audio", "cli", "engine", "scale", "server", "transport")
+HOST = ("api", "api_audio", "api_engine", "cli", "engine", "scale", "server", "transport")
 """What knows requests and slots, and no tensor but those of its plans."""
 DEVICE = ("models", "nn", "ops", "runtime")
 

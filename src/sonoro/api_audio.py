@@ -5,18 +5,25 @@ from __future__ import annotations
 import base64
 import importlib
 import io
+import itertools
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from sonoro.audio.files import output_format, write_audio
+from sonoro.audio.files import from_pcm16, output_format, to_pcm16, write_audio
 from sonoro.core.errors import OutputError
 from sonoro.core.events import Fault, Word
-from sonoro.core.types import FinishReason
+from sonoro.core.events import at_speed as words_at_speed
+from sonoro.core.types import Finished, FinishReason
+
+Pieces = Generator["AudioPiece", None, Finished]
+"""The audio of a request; returns its `Finished`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,3 +120,58 @@ def _sounddevice() -> ModuleType:
         return importlib.import_module("sounddevice")
     except (ImportError, OSError) as error:  # OSError: the package is there, the PortAudio it calls is not
         raise OutputError(f'cannot play: {error}; try pip install "sonoro[play]"') from error
+
+
+def listen(pieces: Pieces, take: Callable[[AudioPiece], None]) -> Finished:
+    """Call `take` with every piece of a stream; return its `Finished`."""
+    while isinstance(received := next_piece(pieces), AudioPiece):
+        take(received)
+    return received
+
+
+def next_piece(pieces: Pieces) -> AudioPiece | Finished:
+    """The next piece, or the stream's `Finished`."""
+    try:
+        return next(pieces)
+    except StopIteration as end:
+        finished: Finished = end.value
+        return finished
+
+
+def at_speed(speed: float, pieces: Pieces, sample_rate: int) -> Pieces:
+    """Change the tempo of `pieces`. Raises `InvalidRequest` for an invalid speed."""
+    from sonoro.audio.encoders import Encoder
+
+    with Encoder("pcm", sample_rate, speed=speed) as encoder:
+        if speed == 1:
+            return (yield from pieces)
+        index = characters = 0
+        words: tuple[Word, ...] | None = None
+        while True:
+            received = next_piece(pieces)
+            if received.words is not None:
+                words = (words or ()) + words_at_speed(received.words, speed)
+            if isinstance(received, AudioPiece):
+                pcm, characters = encoder.feed(to_pcm16(received.samples)), received.characters
+            else:
+                pcm = encoder.finish()
+            if pcm:
+                yield AudioPiece(from_pcm16(pcm), sample_rate, index, characters, words)
+                index, words = index + 1, None
+            if isinstance(received, Finished):
+                return msgspec.structs.replace(received, words=words)
+
+
+def joined(pieces: Sequence[AudioPiece], finished: Finished, sample_rate: int) -> Audio:
+    """All audio of a request, of its `pieces` and its end. It has words if any part has."""
+    words = [words for words in (*(piece.words for piece in pieces), finished.words) if words is not None]
+    return Audio(
+        samples=np.concatenate([np.zeros(0, np.float32), *(piece.samples for piece in pieces)]),
+        sample_rate=sample_rate,
+        finish_reason=finished.reason,
+        frames=finished.frames,
+        time_to_first_audio_s=finished.timings.first_audio_s,
+        total_s=finished.timings.total_s,
+        words=tuple(itertools.chain.from_iterable(words)) if words else None,
+        faults=finished.faults,
+    )
