@@ -1,6 +1,7 @@
 """The figures of exchanges whose times are known."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -134,8 +135,8 @@ def test_percentiles_are_linear_between_ranks() -> None:
 
 def test_a_row_has_every_documented_field() -> None:
     documented = (Path(__file__).parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
-    line = next(line for line in documented.splitlines() if line.startswith("| `serve-<model>.json`"))
-    names = line.split("concurrency, ")[1].strip(" |`").split(", ")
+    [entry] = re.findall(r"^- `serve-<model>.json`.*?concurrency,\s(.*?)`$", documented, re.MULTILINE | re.DOTALL)
+    names = re.split(r",\s+", entry)
     assert "peak_in_flight" in names
     heard = row(exchange((0.02, pcm(100))))
     assert set(names) <= set(heard)
