@@ -169,7 +169,7 @@ def test_an_agent_says_only_what_a_session_understands() -> None:
     tree = ast.parse((ROOT / "examples" / "agent_pipecat.py").read_text(encoding="utf-8"))
     said = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     kinds = {word for word in said if re.fullmatch(r"(session|input|response)\.\w+", word)}
-    table = re.findall(r"^\| `(\w+\.\w+)` \|", (ROOT / "docs" / "live.md").read_text(encoding="utf-8"), re.MULTILINE)
+    table = re.findall(r"^- `(\w+\.\w+)`:", (ROOT / "docs" / "live.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert kinds
     assert kinds <= set(table)
 
