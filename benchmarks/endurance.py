@@ -195,7 +195,7 @@ def children(parent: int) -> Iterator[int]:
     for process in Path("/proc").glob("[0-9]*"):
         try:
             after_name = (process / "stat").read_text().rpartition(")")[2].split()
-            if int(after_name[1]) == parent and b"sonoro.engine.worker" in (process / "cmdline").read_bytes():
+            if int(after_name[1]) == parent and b"sonoro.engine_process" in (process / "cmdline").read_bytes():
                 yield int(process.name)
         except OSError:
             continue

@@ -1,8 +1,12 @@
-"""The import table of docs/design.md section 2, held by reading every import in the package."""
+"""The import table of docs/design.md section 2, held by reading every import in the package.
+
+A module that is named in a string, as for `import_module` or `python -m`, counts as imported there.
+"""
 
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -32,12 +36,12 @@ ALLOWED = {
         "words",
         "transport",
         "runtime",
-        "compile",
         "models.base",
         "models.registry",
         "models.settings",
         "models.words",
     },
+    "engine_process": {"core", "transport", "runtime", "models.base", "compile", "engine"},
     "server": {"core", "text", "audio", "transport"},
     "scale": {"core", "transport", "server"},
     "bench": {"core"},
@@ -57,21 +61,54 @@ ALLOWED = {
 }
 """What each layer may import of ours, besides itself. `api` and `cli` may import anything."""
 
+OF_ANOTHER_PROCESS = {
+    ("transport.launch", "sonoro.engine_process"): "the process that it starts",
+    (
+        "transport.messages",
+        "sonoro.models.registry:load",
+    ): "the engine's process finds it: a client may name another",
+}
+"""Names of our modules in strings that are no import of the module with the string, and why."""
+
+DYNAMIC = {
+    ("compile.compiler", "find_spec('triton')"): "Triton may be missing",
+    ("compile.kernels", "import_module('torch._dynamo')"): "slow, and only the process that compiles needs it",
+    ("compile.launchers", "import_module('triton.backends.nvidia.driver')"): "needs the driver's library",
+    ("compile.variants", "import_module('triton.runtime.cache')"): "Triton may be missing",
+    ("compile.variants", "import_module(module)"): "a kernel's own module, from the name in a `Variant`",
+    ("engine_process", "find_spec(module)"): "the factory that the settings name",
+    ("engine_process", "import_module(module)"): "the factory that the settings name",
+    ("models.fish_s2.official", "import_module('fish_speech.models.text2semantic.inference')"): "official code",
+    ("models.qwen3_tts.official", "import_module('qwen_tts')"): "official code",
+    ("models.voxcpm2.official", "import_module('transformers')"): "official code needs it first",
+    ("models.voxcpm2.official", "import_module('voxcpm.model.voxcpm2')"): "official code",
+}
+"""Imports by function call outside the faces, and why each is no statement at the top of its module."""
+
 CORE_THIRD_PARTY = {"numpy", "msgspec", "yaml"}
 WITHOUT_TORCH = {"core", "text", "audio", "words", "transport", "server", "scale", "bench"}
 MODEL_NAMES = re.compile(r"qwen|fish|voxcpm|talker", re.IGNORECASE)
 FACES = {"api", "api_audio", "api_engine", "cli", "__init__", "__main__"}
 
 
-def modules() -> Iterator[tuple[str, Path]]:
-    for path in sorted(PACKAGE.rglob("*.py")):
-        yield ".".join(path.relative_to(PACKAGE).with_suffix("").parts), path
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+
+
+@functools.cache
+def modules() -> list[tuple[str, Path]]:
+    return [(module_name(path), path) for path in sorted(PACKAGE.rglob("*.py"))]
+
+
+@functools.cache
+def nodes(path: Path) -> list[ast.AST]:
+    return [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
 
 
 def imports(path: Path) -> Iterator[tuple[str, int]]:
-    """Absolute dotted names imported anywhere in the file, function bodies included, with their lines."""
+    """Absolute dotted names imported anywhere in the file, function bodies and strings included, with their lines."""
     package = ("sonoro", *path.relative_to(PACKAGE).parent.parts)
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -79,6 +116,36 @@ def imports(path: Path) -> Iterator[tuple[str, int]]:
             module = ".".join(part for part in (base, node.module or "") if part)
             yield module, node.lineno
             yield from ((f"{module}.{alias.name}", node.lineno) for alias in node.names)
+        elif isinstance(node, ast.Call) and name_of(node.func) in IMPORTERS:
+            yield from ((text.value, node.lineno) for text in node.args if isinstance(text, ast.Constant))
+        elif isinstance(node, ast.Constant) and named_module(node.value) and not is_of_another_process(path, node):
+            yield named_module(node.value), node.lineno
+
+
+IMPORTERS = {"import_module", "find_spec", "__import__"}
+
+
+def name_of(node: ast.AST) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def named_module(text: object) -> str:
+    """The module of ours that `text` names alone, with ":function" or without; "" if it names none."""
+    match = re.fullmatch(r"(sonoro(?:\.\w+)+)(:\w+)?", text) if isinstance(text, str) else None
+    return match[1] if match and match[1].removeprefix("sonoro.") in dict(modules()) else ""
+
+
+def is_of_another_process(path: Path, text: ast.Constant) -> bool:
+    return (module_name(path), text.value) in OF_ANOTHER_PROCESS
+
+
+def dynamic_imports() -> Iterator[tuple[str, str]]:
+    """Calls outside the faces that import, and other mentions of what imports, as (module, source)."""
+    for name, path in modules():
+        called = {id(node.func): node for node in nodes(path) if isinstance(node, ast.Call)}
+        for node in nodes(path):
+            if name_of(node) in IMPORTERS and layer_of(name) not in FACES:
+                yield name, ast.unparse(called.get(id(node), node)).removeprefix("importlib.").removeprefix("util.")
 
 
 def layer_of(dotted: str) -> str:
@@ -133,23 +200,40 @@ def test_core_uses_only_the_libraries_of_the_table() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_imports_by_a_call_are_known() -> None:
+    assert set(dynamic_imports()) == set(DYNAMIC)
+    texts = {(name, getattr(node, "value", None)) for name, path in modules() for node in nodes(path)}
+    assert set(OF_ANOTHER_PROCESS) <= texts
+
+
+def find_cycle(graph: dict[str, set[str]]) -> tuple[str, ...]:
+    """Nodes of `graph` of which each leads to the next, and the last to the first; () if there are none."""
+    done: set[str] = set()
+
+    def visit(name: str, trail: tuple[str, ...]) -> tuple[str, ...]:
+        if name in trail:
+            return (*trail[trail.index(name) :], name)
+        found: tuple[str, ...] = ()
+        if name not in done:
+            found = next(filter(None, (visit(target, (*trail, name)) for target in sorted(graph[name]))), ())
+            done.add(name)
+        return found
+
+    return next(filter(None, (visit(name, ()) for name in graph)), ())
+
+
 def test_there_is_no_import_cycle() -> None:
     known = {name.removesuffix(".__init__"): path for name, path in modules()}
     graph = {
         name: {target for dotted, _ in imports(path) if (target := dotted.removeprefix("sonoro.")) in known} - {name}
         for name, path in known.items()
     }
-    done: set[str] = set()
-
-    def visit(name: str, trail: tuple[str, ...]) -> None:
-        assert name not in trail, "cycle: " + " > ".join((*trail, name))
-        if name not in done:
-            for target in graph[name]:
-                visit(target, (*trail, name))
-            done.add(name)
-
-    for name in graph:
-        visit(name, ())
+    assert not find_cycle(graph), " > ".join(find_cycle(graph))
+    folders: dict[str, set[str]] = {layer_of(name): set() for name in graph}
+    for name, targets in graph.items():
+        folders[layer_of(name)] |= {layer_of(target) for target in targets} - {layer_of(name)}
+    assert not find_cycle(folders), " > ".join(find_cycle(folders))
+    assert find_cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ("b", "c", "b")
 
 
 def test_no_model_is_named_outside_the_models() -> None:
@@ -179,7 +263,7 @@ def test_function_level_imports_live_only_in_the_faces() -> None:
         f"{name}:{node.lineno}"
         for name, path in modules()
         if layer_of(name) not in FACES
-        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for function in nodes(path)
         if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
         for node in ast.walk(function)
         if isinstance(node, (ast.Import, ast.ImportFrom))

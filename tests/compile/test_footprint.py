@@ -12,10 +12,10 @@ import torch
 from fakes.sine import SineModel
 from families import TinyFamily, tiny
 
+from sonoro import engine_process
 from sonoro.compile.footprint import Footprint, footprint, refuse_what_does_not_fit
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError
-from sonoro.engine import worker
 from sonoro.engine.device_state import capacity_of, graph_bytes
 from sonoro.engine.runner import Runner
 from sonoro.models import registry
@@ -201,10 +201,10 @@ def test_shared_memory_is_capped_by_configuration(tiny: TinyFamily) -> None:
 
 def test_a_start_on_a_small_gpu_looks_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(worker, "card", lambda device: replace(TYPICAL[8, 9], name="RTX Small"))
-    monkeypatch.setattr(worker, "device_memory", lambda device: (4 * GIB, 0))
+    monkeypatch.setattr(engine_process, "card", lambda device: replace(TYPICAL[8, 9], name="RTX Small"))
+    monkeypatch.setattr(engine_process, "device_memory", lambda device: (4 * GIB, 0))
     with pytest.raises(ConfigError, match=r"RTX Small.*what would fit: slots=4 quantization=fp8$"):
-        worker.check_memory(WorkerSettings(model="voxcpm2", config=EngineConfig(slots=4)))
+        engine_process.check_memory(WorkerSettings(model="voxcpm2", config=EngineConfig(slots=4)))
     # Other factories, and a CPU, have no such limit.
-    worker.check_memory(WorkerSettings(model="voxcpm2", config=EngineConfig(slots=4), device="cpu"))
-    worker.check_memory(WorkerSettings(model="voxcpm2", config=EngineConfig(slots=4), factory="other:load"))
+    engine_process.check_memory(WorkerSettings(model="voxcpm2", config=EngineConfig(slots=4), device="cpu"))
+    engine_process.check_memory(WorkerSettings(model="voxcpm2", config=EngineConfig(slots=4), factory="other:load"))

@@ -155,7 +155,7 @@ import msgspec
 from fakes.kernels import double, launch, wrong
 from sonoro.core.config import EngineConfig
 from sonoro.core.logs import configure_logging
-from sonoro.engine import kernel_cache, kernels
+from sonoro.compile import cache as kernel_cache, kernels
 from sonoro.runtime.kernels import plans_of
 from sonoro.compile.variants import card_named, recording
 from sonoro.transport.messages import WorkerSettings
@@ -325,7 +325,8 @@ def test_a_launch_waits_for_its_own_kernel_whoever_compiles_it(tmp_path: Path) -
     code = """
 import threading
 import triton
-from sonoro.compile.cache import Compiling, KernelCache, Standby
+from sonoro.compile.cache import KernelCache
+from sonoro.compile.compiler import Compiling, Standby
 from sonoro.ops.device import recorded
 from sonoro.compile.variants import _Elsewhere, await_kernels
 
@@ -383,7 +384,8 @@ assert work.waited_s > 0.5
 def test_a_fork_compiles_what_it_is_told_and_nothing_else(tmp_path: Path) -> None:
     code = """
 import signal
-from sonoro.compile.cache import Compiling, KernelCache, Standby
+from sonoro.compile.cache import KernelCache
+from sonoro.compile.compiler import Compiling, Standby
 
 idle = Standby()
 idle.drop()

@@ -28,7 +28,8 @@ from resolving import Engine, resolved
 from sonoro.core.config import LOG_LEVEL_VARIABLE, EngineConfig
 from sonoro.core.errors import ConfigError
 from sonoro.core.types import AudioChunk, Failed, Finished, SpeechRequest
-from sonoro.engine.worker import Worker, load, on_own_gpus, spare_threads
+from sonoro.engine.worker import Worker
+from sonoro.engine_process import load, on_own_gpus, spare_threads
 from sonoro.models.base import LoadedModel
 from sonoro.transport.channel import WorkerLink
 from sonoro.transport.messages import (
@@ -270,7 +271,7 @@ def start(client: Peer, parent: int, **environment: str) -> subprocess.Popen[byt
     """The process as `sonoro.transport.launch` starts it."""
     settings = msgspec.json.encode(WorkerSettings(factory=FACTORY, config=CONFIG)).decode()
     return subprocess.Popen(
-        [sys.executable, "-m", "sonoro.engine.worker", client.endpoint, str(parent), "0", settings],
+        [sys.executable, "-m", "sonoro.engine_process", client.endpoint, str(parent), "0", settings],
         env={**os.environ, **environment},
         stderr=subprocess.PIPE,
     )

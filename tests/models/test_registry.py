@@ -189,7 +189,7 @@ class Hub:
 @pytest.fixture
 def hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     hub = Hub(folder)
-    monkeypatch.setattr("sonoro.models.shared.hub.snapshot_download", hub)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", hub)
     return hub
 
 

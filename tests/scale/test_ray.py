@@ -50,7 +50,7 @@ class Cluster:
     def engines(self) -> list[int]:
         """The engine processes below it."""
         found = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
-        engines = [pid for pid in found if b"sonoro.engine.worker" in command_of(pid)]
+        engines = [pid for pid in found if b"sonoro.engine_process" in command_of(pid)]
         return [pid for pid in engines if self._process.pid in ancestors(pid)]
 
 

@@ -92,7 +92,7 @@ def command_of(process: int) -> bytes:
 
 def engines(parent: int | None = None) -> set[int]:
     """Those of them that are engines. Python's own helpers, once started, are there to the end of the run."""
-    return {child for child in children(parent) if b"sonoro.engine.worker" in command_of(child)}
+    return {child for child in children(parent) if b"sonoro.engine_process" in command_of(child)}
 
 
 @pytest.fixture

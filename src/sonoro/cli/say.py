@@ -166,7 +166,7 @@ def _write_captions(captions: Captions, text: str, words: Sequence[Word]) -> Non
 
 def _load(options: _Say, quantization: str) -> LoadedModel:
     """Load the model; a small one on a CPU gets one thread."""
-    from sonoro.engine.worker import spare_threads
+    from sonoro.engine_process import spare_threads
     from sonoro.models import registry
 
     how = {"load_format": options.load_format, "quantization": quantization}

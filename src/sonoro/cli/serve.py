@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import importlib
 import json
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -139,9 +138,15 @@ async def _serve(fleet: Fleet, config: ServerConfig, sock: socket.socket) -> Non
     # Until the server handles SIGTERM, it would end this process alone and leave the engines behind.
     loop.add_signal_handler(signal.SIGTERM, serving.cancel)
     fleet.begin()
-    app = await asyncio.to_thread(importlib.import_module, "sonoro.server.app")
+    serve = await asyncio.to_thread(_import_server)
     loop.remove_signal_handler(signal.SIGTERM)
-    await app.serve(fleet, config, sock)
+    await serve(fleet, config, sock)
+
+
+def _import_server() -> Callable[[Fleet, ServerConfig, socket.socket], Awaitable[None]]:
+    from sonoro.server.app import serve
+
+    return serve
 
 
 def _server_settings(options: Any) -> dict[str, Any]:

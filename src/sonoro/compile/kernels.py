@@ -1,9 +1,9 @@
 """Lists the kernel variants that an engine launches, from its configuration, and compiles them ahead of time.
 
 To list them, a model on the "meta" device runs every step at every size once while launches are recorded; no GPU is
-needed. The compiled kernels are in Triton's cache, with a record beside it (`kernel_cache.Record`). Variants that the
+needed. The compiled kernels are in Triton's cache, with a record beside it (`cache.Record`). Variants that the
 start needs are compiled first. `python -m sonoro.compile.kernels SETTINGS CARD PARENT` is the process that an engine
-starts while it loads its weights, unless it has a fork for that (`kernel_cache.Standby`). A failure there is only a
+starts while it loads its weights, unless it has a fork for that (`compiler.Standby`). A failure there is only a
 warning: the engine compiles whatever it does not find.
 """
 

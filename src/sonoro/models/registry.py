@@ -6,7 +6,6 @@ A family is one line in `FAMILIES`; its checkpoints are recognised by `model_typ
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 import re
@@ -21,6 +20,7 @@ from sonoro.models.base import Description, LoadedModel
 from sonoro.models.fish_s2 import model as fish_s2
 from sonoro.models.qwen3_tts import model as qwen3_tts
 from sonoro.models.settings import configure
+from sonoro.models.shared.hub import snapshot
 from sonoro.models.shared.loading import Family
 from sonoro.models.voxcpm2 import model as voxcpm2
 from sonoro.ops.device import Card, card, is_recorded
@@ -183,11 +183,10 @@ def _from_folder(folder: Path, name: str) -> _Source:
 
 def _from_hub(hub_id: str, *, is_dummy: bool) -> _Source:
     """The source in the hub's local cache, after downloading what is missing."""
-    snapshot = importlib.import_module("sonoro.models.shared.hub").snapshot
     # config.json first: it shows whether the rest, gigabytes, is supported.
     source = _from_folder(snapshot(hub_id, ["config.json"]), hub_id.split("/")[1])
     files = [name for name in source.family.hub_files if not (is_dummy and name.endswith((".safetensors", ".pth")))]
-    folder: Path = snapshot(hub_id, files)
+    folder = snapshot(hub_id, files)
     if not is_dummy and not any(folder.glob("*.safetensors")):
         folder = snapshot(hub_id, [*files, *_OTHER_FORMATS])
     return source._replace(origin=folder, is_hub=True)

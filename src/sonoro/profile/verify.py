@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from sonoro.audio.files import from_pcm16, write_audio
-from sonoro.compile.cache import compiling
+from sonoro.compile.compiler import compiling
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import EngineError, border
 from sonoro.core.types import AudioChunk, Failed, Finished, SpeechRequest

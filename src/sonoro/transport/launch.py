@@ -32,7 +32,7 @@ from sonoro.transport.messages import EncodeVoice, Fatal, FromEngine, Ready, Shu
 
 logger = logging.getLogger(__name__)
 
-MODULE = "sonoro.engine.worker"
+MODULE = "sonoro.engine_process"
 
 _CODE = f"import gc; gc.disable(); from {MODULE} import main; main()"
 """Imported objects stay, so garbage collection is off meanwhile: that saves a sixth of the time of the imports."""
@@ -98,7 +98,7 @@ class Started(ABC):
 
 
 async def spawn(arguments: Sequence[str], output: int) -> Process:
-    """Start `engine.worker` in a process that writes its output to the file descriptor `output`."""
+    """Start `engine_process` in a process that writes its output to the file descriptor `output`."""
     # In a process group of its own, so that an interrupt at the terminal reaches the parent alone, and processes that
     # it starts can be killed with it. -P: files in the current folder must not shadow libraries.
     return await asyncio.create_subprocess_exec(

@@ -72,7 +72,7 @@ def test_a_local_folder_is_split_as_the_official_package_would(
 def test_a_hub_id_keeps_the_split_it_was_made_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_checkpoint(tmp_path)
     monkeypatch.setattr(prompt, "_MISTRAL_FROM", 10)
-    monkeypatch.setattr("sonoro.models.shared.hub.snapshot_download", lambda hub_id, *, allow_patterns: str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda hub_id, *, allow_patterns: str(tmp_path))
 
     def split(model: str | Path, **settings: str) -> str:
         loaded = registry.load(model, device="cpu").model
