@@ -16,7 +16,7 @@ from sonoro.core.types import AudioChunk, Event, Failed, Finished, SpeechRequest
 from sonoro.engine.words import RequestWords
 from sonoro.models import registry
 from sonoro.models.words import MOST_COLUMNS
-from sonoro.text.english.normalize import trace_english
+from sonoro.text.english.normalize import normalize_english
 from sonoro.text.splitting import Segment
 from sonoro.words.heads import WordHeads
 from sonoro.words.spans import word_spans
@@ -202,7 +202,7 @@ def test_who_asks_for_attempts_but_not_for_words_is_told_of_faults_alone(engine:
 
 def test_a_word_that_is_spelled_out_over_two_segments_is_told_once() -> None:
     model, text = registry.load(None, device="cpu").model, "It cost 123456 dollars."
-    spoken, _ = trace_english(text, lowercase=True)
+    spoken = normalize_english(text, lowercase=True).text
     cut = spoken.index("three")
     words, pointing = RequestWords(model, model.spec, text), model.word_heads.text_first
     for piece, start, end in ((spoken[:cut].strip(), 0, 11), (spoken[cut:], 11, len(text))):
@@ -219,7 +219,7 @@ def test_a_word_that_is_spelled_out_over_two_segments_is_told_once() -> None:
 
 def test_a_fault_names_the_text_of_its_segment_as_it_was_written() -> None:
     model, text = registry.load(None, device="cpu").model, "It cost $5 on July 4, 1999. Nobody knew why!"
-    spoken, _ = trace_english(text, lowercase=True)
+    spoken = normalize_english(text, lowercase=True).text
     cut = spoken.index("nobody")
     words, written = RequestWords(model, model.spec, text), text.index("Nobody")
     # What a segment says of itself is in proportion to what is spoken.

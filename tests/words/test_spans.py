@@ -6,7 +6,7 @@ import re
 import pytest
 from english_texts import SPOKEN
 
-from sonoro.text.english.normalize import normalize_english, trace_english
+from sonoro.text.english.normalize import normalize_english
 from sonoro.words.spans import spoken_words, word_spans
 
 
@@ -16,7 +16,8 @@ def words_of(text: str) -> list[str]:
 
 def heard(text: str) -> dict[str, str]:
     """What is said for each word of English `text`, by a token for each word and mark."""
-    spoken, origins = trace_english(text, lowercase=True)
+    made = normalize_english(text, lowercase=True)
+    spoken, origins = made.text, made.origins
     tokens = [found.span() for found in re.finditer(r" ?\w+| ?[^\w\s]", spoken)]
     made = spoken_words(word_spans(text), spoken, origins, tokens)
     assert all(before.last <= after.first for before, after in itertools.pairwise(made))
@@ -28,7 +29,8 @@ def heard(text: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("text", SPOKEN)
 def test_a_traced_text_is_the_normalised_one_and_every_character_has_its_origin(text: str) -> None:
-    spoken, origins = trace_english(text)
+    made = normalize_english(text)
+    spoken, origins = made.text, made.origins
     assert spoken == normalize_english(text).text
     assert len(origins) == len(spoken)
     assert all(0 <= start <= end <= len(text) for start, end in origins)
@@ -36,7 +38,8 @@ def test_a_traced_text_is_the_normalised_one_and_every_character_has_its_origin(
 
 def test_a_respelled_word_comes_from_the_written_one() -> None:
     text, respellings = "A sauté pan, ballet!", {"saute": "sawtay", "ballet": "ballay"}
-    spoken, origins = trace_english(text, respellings=respellings)
+    made = normalize_english(text, respellings=respellings)
+    spoken, origins = made.text, made.origins
     assert spoken == normalize_english(text, respellings=respellings).text == "A sawtay pan, ballay!"
     for word, respelled in (("sauté", "sawtay"), ("ballet", "ballay")):
         at, start = spoken.index(respelled), text.index(word)
@@ -46,7 +49,8 @@ def test_a_respelled_word_comes_from_the_written_one() -> None:
 
 def test_a_letter_is_respelled_where_it_begins_an_initialism() -> None:
     text, respellings = "It's the FBI's US office, F. Smith's SUV.", {"f": "ef", "s": "ess"}
-    spoken, origins = trace_english(text, respellings=respellings)
+    made = normalize_english(text, respellings=respellings)
+    spoken, origins = made.text, made.origins
     assert spoken == "It's the ef B I's U S office, ef. Smith's ess U V."
     at = spoken.index("ess")
     assert [text[slice(*origin)] for origin in origins[at : at + 3]] == ["SUV"] * 3

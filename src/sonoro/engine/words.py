@@ -12,7 +12,7 @@ import numpy as np
 
 from sonoro.core.events import Fault, FaultKind, Word
 from sonoro.models.words import MOST_COLUMNS
-from sonoro.text.english.normalize import trace_english
+from sonoro.text.english.normalize import normalize_english
 from sonoro.text.splitting import Segment
 from sonoro.words.spans import SpokenWord, spoken_words, word_spans
 from sonoro.words.tracking import Pointing, SegmentClock, Trouble
@@ -256,5 +256,6 @@ class RequestWords:
 def spelled_out(spec: ModelSpec, written: str) -> tuple[str, list[tuple[int, int]]]:
     """`written` as a model of `spec` gets it, and for each of its characters the (start, end) in `written`."""
     if spec.text_normalizer == "english":
-        return trace_english(written, lowercase=True, respellings=spec.respellings)
+        normal = normalize_english(written, lowercase=True, respellings=spec.respellings)
+        return normal.text, list(normal.origins)
     return written, [(at, at + 1) for at in range(len(written))]

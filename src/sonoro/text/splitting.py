@@ -12,7 +12,8 @@ import math
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import sentencex
 
@@ -53,6 +54,49 @@ _SCRIPTS = (
     ("ar", re.compile("[\u0600-\u06ff]")),
     ("hi", re.compile("[\u0900-\u097f]")),
 )
+
+
+Span = tuple[int, int]
+"""A range of characters: start and end."""
+
+
+@dataclass(frozen=True)
+class SpokenText:
+    """A text as it is spoken, and which part of the written text each of its characters comes from.
+
+    `trace` tells those origins; it is called once they are needed. Without it, `text` is the written text.
+    """
+
+    text: str
+    trace: Callable[[], Sequence[Span]] | None = field(default=None, compare=False, repr=False)
+
+    @cached_property
+    def origins(self) -> Sequence[Span]:
+        """For each character the range of the written text that it comes from: for an expansion all of the expanded
+        text, for an addition an empty range."""
+        return [(at, at + 1) for at in range(len(self.text))] if self.trace is None else self.trace()
+
+    def part(self, start: int, end: int) -> SpokenText:
+        """The text from character `start` to `end`."""
+        return SpokenText(self.text[start:end], lambda: self.origins[start:end])
+
+    def moved(self, by: int) -> SpokenText:
+        """The text, if what it was written as begins at character `by` of all that is written."""
+        return SpokenText(self.text, lambda: [(start + by, end + by) for start, end in self.origins])
+
+
+def joined(parts: Sequence[SpokenText], separator: str = "") -> SpokenText:
+    """`parts` with `separator` between them."""
+
+    def trace() -> list[Span]:
+        origins: list[Span] = []
+        for part in parts:
+            at = origins[-1][1] if origins else 0
+            origins += [(at, at)] * len(separator if origins else "")
+            origins += part.origins
+        return origins
+
+    return SpokenText(separator.join(part.text for part in parts), trace)
 
 
 @dataclass(eq=False)

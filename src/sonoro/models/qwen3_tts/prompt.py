@@ -233,7 +233,7 @@ class PromptBuilder:
     def spell_out(self, text: str) -> NormalizedText:
         """`text` normalised as the checkpoint needs, and the characters dropped because it cannot speak them."""
         if self.config.text_normalizer is None:
-            return NormalizedText(text, "")
+            return NormalizedText(text)
         return normalize_english(text, lowercase=True, respellings=self.config.respellings)
 
     def normalize(self, text: str) -> str:
