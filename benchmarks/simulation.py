@@ -198,7 +198,7 @@ class _Engine:
                 if made := min(frames, request.progress.length - request.progress.decoded):
                     self.count_sent(request, made, self.now_s)
                     request.count_sent(made, self.now_s, made * self.times.frame_s)
-        for request in [request for request in self.scheduler.running if request.is_drained]:
+        for request in [request for request in self.scheduler.running if request.progress.is_drained]:
             self.scheduler.release(request)
             self.held -= 1
             self.ended(request, self.now_s)

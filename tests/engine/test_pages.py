@@ -73,7 +73,7 @@ def test_random_loads_reach_their_ends_with_a_third_of_the_pages(overrun: float)
             most = max(most, len(scheduler.running))
             for request in list(scheduler.running):
                 hear(request, now_s)
-                was_heard |= {request} if request.is_heard else set()
+                was_heard |= {request} if request.playback.has_begun else set()
                 if request.steps >= lengths[request]:
                     scheduler.release(request)
                     ended += 1
@@ -438,13 +438,13 @@ def test_a_listener_waits_for_the_pages_of_a_paused_request_only_until_that_has_
         now_s += 0.05
     assert waits >= 60
     assert paused.progress.decoded == decoded
-    while not heard.is_drained:
+    while not heard.progress.is_drained:
         tick()
     scheduler.release(heard)
     assert not scheduler.has_work
     assert scheduler.pages.free == scheduler.pages.count
     paused.is_paused = False
-    while not paused.is_drained:
+    while not paused.progress.is_drained:
         assert scheduler.has_work
         tick()
     scheduler.release(paused)
@@ -476,13 +476,13 @@ def test_who_waits_for_admission_waits_for_a_paused_request_only_until_that_has_
     while not tick():
         ticks += 1
     assert ticks <= 102
-    while not waiting.is_drained:
+    while not waiting.progress.is_drained:
         tick()
     assert (paused.steps, paused.progress.decoded) == (120, decoded)
     scheduler.release(waiting)
     assert not scheduler.has_work
     paused.is_paused = False
-    while not paused.is_drained:
+    while not paused.progress.is_drained:
         tick()
     scheduler.release(paused)
     assert scheduler.pages.free == scheduler.pages.count
@@ -503,7 +503,7 @@ def test_chunks_of_a_reproducible_request_are_the_same_after_a_pause_in_which_it
                 request.progress.length = request.steps
                 request.progress.is_done = request.steps == request.progress.limit
                 hear(request, now_s)
-                if request.is_drained:
+                if request.progress.is_drained:
                     scheduler.release(request)
         return found
 

@@ -81,7 +81,7 @@ class Simulation:
                     request.count_sent(made, self.now_s, made * FRAME_S)
                     self.heard[request.params.id].append((self.now_s, made))
         for request in list(self.scheduler.running):
-            if request.is_drained:
+            if request.progress.is_drained:
                 self.scheduler.release(request)
 
     def underruns(self, name: str) -> int:

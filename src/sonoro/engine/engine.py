@@ -27,6 +27,7 @@ from sonoro.engine.found_heads import FoundHeads
 from sonoro.engine.phases import Phases
 from sonoro.engine.prompts import Prompts
 from sonoro.engine.request import Playback, Progress, Request
+from sonoro.engine.retry import Retry
 from sonoro.engine.runner import Decoded, Launched, Runner
 from sonoro.engine.scheduler import Plan, Scheduler
 from sonoro.engine.voices import Inline, Voices
@@ -159,6 +160,8 @@ class Engine:
         with self.runner.active():
             request = Request(params, [], None, Playback(self._clock_s()))
             self._prompts.cut_segments(request)
+            if request.words is not None or params.attempts != 1:
+                request.retry = Retry(request)
             voice = self.voices.of(params)
             if voice is not None:
                 # The voice replaces these fields, and lets their audio be freed.
@@ -219,7 +222,7 @@ class Engine:
         if request_id in self._requests:
             request = self._requests[request_id]
             with self._border_of_words(request):
-                if request.words is not None and not request.holds_back:
+                if request.words is not None and (request.retry is None or not request.retry.holds_back):
                     request.words.stop()
                 self._abort(request)
                 self._finish(request, "cancelled")
@@ -328,7 +331,7 @@ class Engine:
                             self._send(item.request, decoded, at, now_s)
         finally:
             launched.entry.release()
-        for request in [request for request in self.scheduler.running if request.is_drained]:
+        for request in [request for request in self.scheduler.running if request.progress.is_drained]:
             with self._border_of_words(request):
                 self._advance(request)
 
@@ -337,19 +340,14 @@ class Engine:
     ) -> None:
         """Take the `length` of the segment of `request` in frames, and the `attention` [H, W] of the newest.
 
-        `is_over`: the model has ended the segment. A request that is continued after faults is broken off after its
-        last good word if the attention shows one.
+        `is_over`: the model has ended the segment.
         """
-        progress, words = request.progress, request.words
-        if words is not None and attention is not None and length > progress.length:
-            words.see(attention, length)
+        progress = request.progress
+        if request.words is not None and attention is not None and length > progress.length:
+            request.words.see(attention, length)
         progress.length, progress.is_done = length, is_over or length >= progress.limit
-        # Reaching the caller's own limit is no fault; a runaway is.
-        if words is None or not request.is_continued or request.finish_reason == "length" or not request.has_attempts:
-            return
-        trouble = None if words.clock is None else words.clock.trouble(is_over=is_over)
-        if trouble is not None:
-            request.break_off(min(int(trouble.at_s / self.spec.frame_s), length), words.break_off(trouble))
+        if request.retry is not None:
+            request.retry.watch(self.spec.frame_s, is_over=is_over)
 
     def _send(self, request: Request, decoded: Decoded, at: int, now_s: float) -> None:
         """Send the audio of batch index `at` of a codec launch, without its padding columns.
@@ -357,7 +355,7 @@ class Engine:
         The audio is held back instead while its segment may still be spoken again.
         """
         progress = request.progress
-        made = min(decoded.frames, progress.length - progress.decoded - request.held_frames)
+        made = min(decoded.frames, progress.length - progress.decoded - progress.held_frames)
         assert made >= 0
         if not made:
             return
@@ -365,14 +363,14 @@ class Engine:
         pcm = decoded.pcm_of(at, made)
         if request.words is not None:
             request.words.hear(pcm)
-        if request.audio_frames + request.held_frames == 0:
+        if request.audio_frames + progress.held_frames == 0:
             pcm = pcm[2 * self.spec.lead_in :]
         progress.held.append((pcm, made))
-        if request.words is not None and request.live is None and request.is_drained:
+        if request.words is not None and request.live is None and request.progress.is_drained:
             request.words.end()
         if request.keeps_frames:
-            progress.made.append(decoded.frames_of(at, made))
-        if not request.holds_back:
+            progress.frames.append(decoded.frames_of(at, made))
+        if request.retry is None or not request.retry.holds_back:
             self._emit_held(request, now_s)
 
     def _count_broken(self, request: Request, samples: int) -> None:
@@ -405,20 +403,17 @@ class Engine:
         if request.words is not None:
             # `_send` has not ended the words of a live segment, of one broken off, or of one without a new frame.
             request.words.end()
-        is_again = request.may_try_again
-        request.note_fault(spoken_again=is_again)
+        is_again = request.retry is not None and request.retry.settle()
         if not is_again:
             self._emit_held(request, self._clock_s())
-        reason = request.finish_reason
-        if reason is not None and not is_again:
-            self._finish(request, reason)
-            return
-        frames = self.runner.join(request.progress.made)
+            if (reason := request.finish_reason) is not None:
+                self._finish(request, reason)
+                return
+        frames = self.runner.join(request.progress.frames)
         self.scheduler.release(request)
         with self._border(request):
             if is_again:
-                # Inside the border: it splits sentences again, which may raise.
-                request.try_again()
+                request.progress = Progress()
             else:
                 request.next_segment(frames)
             self._continue(request)
@@ -467,7 +462,7 @@ class Engine:
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         self._forget(request)
-        timings = request.timings(self._clock_s())
+        timings = request.playback.timings(self._clock_s())
         characters = request.text_length if reason == "stop" else request.characters(self.spec.frame_s)
         self._events.append(
             Finished(

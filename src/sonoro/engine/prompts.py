@@ -83,10 +83,8 @@ class Prompts:
             request.progress.given_ids = len(segment.ids)
         request.progress.prompt, request.progress.limit = prompt, prompt.controls.max_frames
         request.progress.expected = self._expected_frames(request, segment)
-        if request.positions > self._max_positions:
-            limit = (
-                f"with its voice and instructions it needs {request.positions} positions; at most {self._max_positions}"
-            )
+        if (positions := request.progress.positions) > self._max_positions:
+            limit = f"with its voice and instructions it needs {positions} positions; at most {self._max_positions}"
             raise InvalidRequest("text", segment.text, limit)
         self._check_text_ids(segment, prompt.text_ids)
         request.progress.prefix = self._keys(prompt)
@@ -115,7 +113,8 @@ class Prompts:
         elif request.late_ids:
             self._check_text_ids(segment, request.pending_ids + len(request.late_ids))
             if segment.is_whole:
-                request.tighten(self._most_frames(request, segment))
+                limit = max(self._most_frames(request, segment), request.steps + 1)
+                request.progress.limit = min(request.progress.limit, limit)
 
     def _feed(self, request: Request) -> LiveFeed:
         split, model = self._split(request.params), self._model

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sonoro.core.types import FinishReason, SpeechRequest, Timings
 from sonoro.text.live_feed import LiveFeed
@@ -39,10 +39,10 @@ class Progress:
     """The progress of one attempt at a segment, by the results collected so far. Only the engine writes it.
 
     `limit` and `expected` are the maximum and the expected number of frames. `prefix` holds the prefix cache keys of
-    the first pages of `prompt`, which includes the first `given_ids` ids of live text. `length` frames are made,
-    `decoded` of them sent as audio; `is_done` means that no more follow. A faulty attempt `is_broken_off`: its later
-    frames are dropped. If it `has_rest` the rest of its text is the next segment. `made` are its frames [T, ...]
-    (kept only if another segment may follow); `held` are chunks not sent yet: PCM16 and number of frames.
+    the first pages of `prompt`, which includes the first `given_ids` ids of live text. The model has output `length`
+    frames, `decoded` of them sent as audio; `is_done` means that no more follow. If the attempt `is_broken_off`, its
+    later frames are dropped. If it `has_rest`, the rest of its text is the next segment. `frames` [T, ...] are its
+    frames (kept only if another segment may follow); `held` are chunks not sent yet: PCM16 and number of frames.
     """
 
     prompt: Prompt | None = None
@@ -55,8 +55,29 @@ class Progress:
     is_done: bool = False
     is_broken_off: bool = False
     has_rest: bool = False
-    made: list[npt.NDArray[Any]] = field(default_factory=list)
+    frames: list[npt.NDArray[Any]] = field(default_factory=list)
     held: list[tuple[bytes, int]] = field(default_factory=list)
+
+    @property
+    def positions(self) -> int:
+        """The most backbone positions that the segment can need."""
+        assert self.prompt is not None
+        return self.prompt.positions + self.limit
+
+    @property
+    def held_frames(self) -> int:
+        """Frames whose audio is held back."""
+        return sum(frames for _, frames in self.held)
+
+    @property
+    def is_at_limit(self) -> bool:
+        """Whether the segment was cut off at its limit instead of ending by itself."""
+        return self.length >= self.limit
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether the segment has ended and all of its audio is sent, or held back."""
+        return self.is_done and self.decoded + self.held_frames == self.length
 
 
 @dataclass
@@ -68,15 +89,51 @@ class Playback:
     first_audio_at_s: float | None = None
     plays_until_s: float = 0.0
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether any audio was sent. Otherwise the request may be preempted and start again."""
+        return self.chunks > 0
+
+    def left_s(self, now_s: float) -> float:
+        """Seconds of audio sent that the listener has not heard yet; negative after an underrun."""
+        return 0.0 if self.first_audio_at_s is None else self.plays_until_s - now_s
+
+    def extend(self, now_s: float, audio_s: float) -> None:
+        """Count a chunk of `audio_s` seconds as sent now; after an underrun it plays from now."""
+        self.chunks += 1
+        if self.first_audio_at_s is None:
+            self.first_audio_at_s = self.plays_until_s = now_s
+        self.plays_until_s = max(self.plays_until_s, now_s) + audio_s
+
+    def timings(self, now_s: float) -> Timings:
+        """Timings of the request if it ends at `now_s`."""
+        first_at_s = now_s if self.first_audio_at_s is None else self.first_audio_at_s
+        return Timings(first_audio_s=first_at_s - self.accepted_at_s, total_s=now_s - self.accepted_at_s)
+
+
+class SegmentRetry(Protocol):
+    """What becomes of the segments of a request: `sonoro.engine.retry.Retry`, which imports this module."""
+
+    holds_back: bool
+
+    @property
+    def may_add_segment(self) -> bool: ...
+
+    @property
+    def has_ended_before(self) -> bool: ...
+
+    def settle(self) -> bool: ...
+
+    def watch(self, frame_s: float, *, is_over: bool) -> object: ...
+
 
 @dataclass(eq=False)
 class Request:
-    """A resolved request and its progress. Only the engine writes it, except `allocation`, which is the scheduler's.
+    """A resolved request, its `params`, and its progress. Only the engine writes it; the scheduler writes `allocation`.
 
     The current segment is `segments[index]`; of a live request `live` appends to `segments`. `before` holds the frames
-    [T, ...] of the earlier segments, `frames_before` counts them. `attempt` counts from 0. Up to character `ended_to`
-    an attempt has spoken the text and ended by itself, though faulty. `words` times the words, if the request needs
-    that and the model can.
+    [T, ...] of the earlier segments, `frames_before` counts them. `attempt` counts from 0. `words` times the words, if
+    the request needs that and the model can. `retry` decides about faults; None if nothing can be found or done.
     """
 
     params: SpeechRequest
@@ -91,19 +148,8 @@ class Request:
     frames_before: int = 0
     allocation: Allocation | None = None
     is_paused: bool = False
-    ended_to: int = -1
     words: RequestWords | None = None
-
-    @property
-    def positions(self) -> int:
-        """The most backbone positions that the current segment can need."""
-        assert self.progress.prompt is not None
-        return self.progress.prompt.positions + self.progress.limit
-
-    @property
-    def is_heard(self) -> bool:
-        """Whether any of its audio was sent. Otherwise it may be preempted and start again."""
-        return self.playback.chunks > 0
+    retry: SegmentRetry | None = None
 
     @property
     def steps(self) -> int:
@@ -127,7 +173,7 @@ class Request:
     @property
     def keeps_frames(self) -> bool:
         """Whether another segment may follow, whose prompt includes this one's frames."""
-        return self.has_more_segments or self.is_continued or self.is_last_retry
+        return self.has_more_segments or (self.retry is not None and self.retry.may_add_segment)
 
     @property
     def has_text_to_come(self) -> bool:
@@ -162,7 +208,7 @@ class Request:
 
     @property
     def undecoded(self) -> int:
-        """Frames presumed made that no chunk covers yet; negative after a padded chunk."""
+        """Frames presumed output that no chunk covers yet; negative after a padded chunk."""
         return self.presumed_length - self.columns
 
     @property
@@ -176,13 +222,8 @@ class Request:
         return self.frames_before + self.progress.decoded
 
     @property
-    def held_frames(self) -> int:
-        """Frames of the segment whose audio is held back."""
-        return sum(frames for _, frames in self.progress.held)
-
-    @property
     def presumed_length(self) -> int:
-        """Frames made once everything launched has run: presumed to be `steps` until the segment is known as done."""
+        """Frames output once everything launched has run: presumed to be `steps` until the segment is known as done."""
         return self.progress.length if self.progress.is_done else self.steps
 
     @property
@@ -191,121 +232,43 @@ class Request:
         return self.progress.is_done or self.steps >= self.progress.limit
 
     @property
-    def is_silent(self) -> bool:
-        """Whether no audio of the request has been launched."""
-        return not self.frames_before and not self.columns
-
-    @property
-    def is_drained(self) -> bool:
-        """Whether the segment has ended and all of its audio is sent, or held back."""
-        return self.progress.is_done and self.progress.decoded + self.held_frames == self.progress.length
-
-    @property
     def finish_reason(self) -> FinishReason | None:
         """Why the request ends with its drained segment; None if another segment follows.
 
-        A segment that reaches its limit ends the whole request: what follows a runaway cannot be trusted. Not so after
-        an attempt that ended, since without another attempt the text would have gone on.
+        A segment that reaches its limit ends the whole request: what follows a runaway cannot be trusted. The request
+        goes on if an earlier attempt ended, since without another attempt the text would have gone on.
         """
-        if self.is_at_limit and self.frames_before + self.progress.length == self.params.max_frames:
+        progress = self.progress
+        if progress.is_at_limit and self.frames_before + progress.length == self.params.max_frames:
             return "length"
-        if self.is_at_limit and not (self.has_ended_before and self.has_more_segments):
+        has_ended_before = self.retry is not None and self.retry.has_ended_before
+        if progress.is_at_limit and not (has_ended_before and self.has_more_segments):
             return "runaway"
         return None if self.has_more_segments else "stop"
-
-    @property
-    def is_at_limit(self) -> bool:
-        """Whether the segment was made to its limit instead of ending by itself."""
-        return self.progress.length >= self.progress.limit
-
-    @property
-    def has_ended_before(self) -> bool:
-        """Whether an earlier attempt at the text of the segment ended by itself, though faulty."""
-        return self.segment is not None and self.segment.end <= self.ended_to
-
-    @property
-    def is_faulty(self) -> bool:
-        """Whether the drained segment ended by itself but was probably not spoken as written."""
-        is_whole = not self.is_at_limit and not self.params.ignore_eos
-        return is_whole and self.words is not None and self.words.fault is not None
-
-    @property
-    def has_attempts(self) -> bool:
-        """Whether another attempt at the segment, or at its rest, is allowed."""
-        assert self.params.attempts is not None
-        return not self.params.ignore_eos and self.attempt + 1 < self.params.attempts
-
-    @property
-    def is_continued(self) -> bool:
-        """Whether a faulty segment is broken off while it plays and continued from its last good word."""
-        return self.params.on_fault == "continue"
-
-    @property
-    def is_last_retry(self) -> bool:
-        """Whether this is the last attempt at a segment, after which words that it did not reach are spoken alone."""
-        is_last = self.attempt > 0 and self.attempt + 1 == self.params.attempts
-        return is_last and self.words is not None and self.params.on_fault == "retry"
-
-    @property
-    def is_spoken_alone(self) -> bool:
-        """Whether the segment is what the last attempt did not reach."""
-        return self.attempt == self.params.attempts
-
-    @property
-    def holds_back(self) -> bool:
-        """Whether a segment's audio is held back until the segment has ended."""
-        return self.params.attempts != 1 and not self.is_continued
-
-    @property
-    def may_try_again(self) -> bool:
-        """Whether the drained segment ran away or is faulty, and another attempt is allowed."""
-        assert self.progress.prompt is not None
-        if not self.has_attempts or not self.holds_back:
-            return False
-        doubtful = self.progress.prompt.controls.doubtful_frames
-        is_doubtful = doubtful is not None and self.progress.length >= doubtful and self.finish_reason != "length"
-        is_faulty = self.is_faulty and self.params.on_fault == "retry"
-        return is_doubtful or is_faulty or (self.is_at_limit and self.finish_reason != "length")
-
-    def timings(self, now_s: float) -> Timings:
-        """Timings of the request if it ends at `now_s`."""
-        accepted_at_s, first_at_s = self.playback.accepted_at_s, self.playback.first_audio_at_s
-        return Timings(
-            first_audio_s=(now_s if first_at_s is None else first_at_s) - accepted_at_s, total_s=now_s - accepted_at_s
-        )
 
     def characters(self, frame_s: float) -> int:
         """Characters of the text spoken by the end of the audio sent so far.
 
         Exact at the end of a segment; within it estimated from the usual rate of speech.
         """
-        segment = self.segment
+        segment, progress = self.segment, self.progress
         if segment is None:
             return self.segments[-1].end if self.segments else 0
-        if self.progress.is_done and not self.is_at_limit:
-            share = self.progress.decoded / max(self.progress.length, 1)
+        if progress.is_done and not progress.is_at_limit:
+            share = progress.decoded / max(progress.length, 1)
         else:
-            share = self.progress.decoded * frame_s * LETTERS_PER_S / max(segment.letters, 1)
+            share = progress.decoded * frame_s * LETTERS_PER_S / max(segment.letters, 1)
         return segment.start + int((segment.end - segment.start) * min(share, 1.0))
-
-    def tighten(self, limit: int) -> None:
-        """Lower the limit of the segment to `limit`, but not below the next frame."""
-        self.progress.limit = min(self.progress.limit, max(limit, self.steps + 1))
 
     def lead_s(self, now_s: float, frame_s: float) -> float:
         """Playback lead: seconds of audio sent or in flight that the listener has not heard yet."""
         under_way = min(self.columns, self.presumed_length) - self.progress.decoded
-        played_s = 0.0 if self.playback.first_audio_at_s is None else self.playback.plays_until_s - now_s
-        return played_s + under_way * frame_s
+        return self.playback.left_s(now_s) + under_way * frame_s
 
     def count_sent(self, frames: int, now_s: float, audio_s: float) -> None:
-        """Count a chunk of `frames` frames and `audio_s` seconds as sent now; after an underrun it plays from now."""
-        playback = self.playback
-        playback.chunks += 1
+        """Count a chunk of `frames` frames and `audio_s` seconds as sent now."""
         self.progress.decoded += frames
-        if playback.first_audio_at_s is None:
-            playback.first_audio_at_s = playback.plays_until_s = now_s
-        playback.plays_until_s = max(playback.plays_until_s, now_s) + audio_s
+        self.playback.extend(now_s, audio_s)
 
     def next_segment(self, frames: Tensor) -> None:
         """Move on to the next segment; `frames` [T, ...] are those of the one that ended."""
@@ -314,55 +277,4 @@ class Request:
         self.frames_before += self.progress.length
         self.index += 1
         self.attempt = self.attempt + 1 if self.progress.has_rest else 0
-        self.progress = Progress()
-
-    def break_off(self, frames: int, rest: Segment | None) -> None:
-        """End the segment after `frames`, or after what was sent if that is more; `rest` becomes the next segment."""
-        progress = self.progress
-        if rest is not None:
-            self._add_rest(rest)
-        progress.length, progress.is_done, progress.is_broken_off = max(frames, progress.decoded), True, True
-
-    def _add_rest(self, rest: Segment) -> None:
-        """Make `rest`, the rest of the current segment's text, the next segment."""
-        self.segments.insert(self.index + 1, rest)
-        self.progress.has_rest = True
-        if self.progress.is_done and not self.is_at_limit:
-            self.ended_to = rest.end
-
-    def note_fault(self, *, spoken_again: bool) -> None:
-        """Note the fault of the drained segment in `words`; unless it is `spoken_again`, words that it did not reach in
-        its last attempt become the next segment.
-
-        A segment that reached its limit counts as faulty if an attempt had ended before: no later prompt includes its
-        frames, and none of it is sent if it was spoken alone.
-        """
-        is_over = self.is_at_limit and (self.is_spoken_alone or self.finish_reason != "length")
-        has_run_away = is_over and self.has_ended_before and not spoken_again
-        if self.words is None or not (self.is_faulty or has_run_away):
-            return
-        if has_run_away:
-            self.progress.made = []
-            self.words.fault = self.words.fault or "ending"
-        if has_run_away and self.is_spoken_alone:
-            self.progress.held, self.progress.length = [], 0
-            self.words.drop()
-        elif self.is_faulty and self.is_last_retry and (rest := self.words.cut_unreached()) is not None:
-            self._add_rest(rest)
-        # Words that are spoken alone belong to the last attempt.
-        self.words.note_fault(min(self.attempt, (self.params.attempts or 1) - 1), spoken_again=spoken_again)
-
-    def try_again(self) -> None:
-        """Discard the segment's frames and begin its next attempt. A faulty segment of several sentences is split in
-        two: a model tends to skip the same part of a long text with any seed."""
-        assert self.allocation is None
-        assert self.segment is not None
-        assert self.params.language is not None
-        rest = None
-        if self.is_faulty:
-            self.ended_to = max(self.ended_to, self.segment.end)
-            rest = self.segment.halve(self.params.language)
-        if rest is not None:
-            self.segments.insert(self.index + 1, rest)
-        self.attempt += 1
         self.progress = Progress()

@@ -239,7 +239,7 @@ class Scheduler:
         growing = [request for request in stepping if self._pager.lacks(request, 1)]
         if not growing:
             return [], []
-        growing.sort(key=lambda request: (not request.is_heard, request.lead_s(now_s, self._frame_s)))
+        growing.sort(key=lambda request: (not request.playback.has_begun, request.lead_s(now_s, self._frame_s)))
         preempted, spare = list[tuple[Request, int]](), self._pager.spare(self._holding)
         grown = list[NewPages]()
         for request in growing:
@@ -286,7 +286,9 @@ class Scheduler:
         """
         preempted = []
         while request.allocation is not None and not self._pager.can_grow(request, self._holding):
-            victims = [other for other in self.running if not other.is_heard] if request.is_heard else []
+            victims = (
+                [other for other in self.running if not other.playback.has_begun] if request.playback.has_begun else []
+            )
             if not victims:
                 self._out_of_pages.add(request)
                 break
@@ -374,7 +376,7 @@ class Scheduler:
         frames = self._due_frames(request, ready, lead_s, tick_s)
         if not frames:
             return None
-        if request.is_silent:
+        if not request.launched:
             urgency = _Urgency.FIRST
         elif not by_rule and lead_s < _wait_s(1, tick_s):
             urgency = _Urgency.RUNS_OUT
@@ -391,7 +393,7 @@ class Scheduler:
         sizes = self._config.chunk_frames
         if ready <= 0:
             return 0
-        if request.is_silent:
+        if not request.launched:
             return sizes[0] if ready >= sizes[0] or request.is_ending else 0
         # By rule, a chunk is at most as long as all audio before it, which plays while the chunk is made.
         is_by_rule = request.params.is_reproducible
