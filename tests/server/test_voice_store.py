@@ -503,3 +503,35 @@ def test_a_voice_whose_sender_leaves_is_registered(opened: Opened, wait: Wait) -
         store.close()
 
     run(leave())
+
+
+def test_a_file_too_large_for_a_voice_is_not_read(
+    location: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, opened: Opened, wait: Wait
+) -> None:
+    def too_much(*limits: object, **named: object) -> bytes:
+        raise AssertionError("it was read")
+
+    store = opened(location)
+    if "://" in location:
+        monkeypatch.setattr(MemoryFileSystem, "size", lambda self, path: 3 * 2**30)
+        monkeypatch.setattr(MemoryFileSystem, "cat_file", too_much)
+        with fsspec.open(f"{location}/bert.safetensors", "wb") as file:
+            file.write(b"no voice")
+    else:
+        with open(f"{location}/bert.safetensors", "wb") as file:
+            file.truncate(3 * 2**30)
+        monkeypatch.setattr(Path, "read_bytes", too_much)
+    wait(store.refresh())
+    assert names(store) == []
+    [warned] = [message for message in caplog.messages if "voice_passed_over" in message]
+    assert f"{3 * 2**30} bytes" in warned
+    wait(store.refresh())
+    assert caplog.messages.count(warned) == 1
+
+
+def test_a_header_of_deep_json_is_passed_over(location: str, caplog: pytest.LogCaptureFixture, opened: Opened) -> None:
+    header = b'{"a": {"b": ' + b"[" * 100_000
+    with fsspec.open(f"{location}/bert.safetensors", "wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+    assert names(opened(location)) == []
+    assert any("it is no encoded voice" in message for message in caplog.messages)

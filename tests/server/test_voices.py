@@ -319,3 +319,15 @@ def test_a_voice_is_known_to_the_key_that_made_it_and_to_an_admins(tmp_path: Pat
             assert list(tmp_path.iterdir()) == []
 
     run(ask())
+
+
+def test_an_upload_needs_no_room_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object, **named: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    async def ask() -> None:
+        async with serving() as server:
+            monkeypatch.setattr("tempfile.TemporaryFile", full)
+            assert (await upload(server, sound(30, rate=44_100))).status_code == 201
+
+    run(ask())

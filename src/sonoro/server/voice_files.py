@@ -12,9 +12,16 @@ from typing import Any, Protocol
 
 import fsspec
 
+MAX_VOICE_BYTES = 16 * 2**20
+"""The largest file that is read: an encoded voice has some hundred KB."""
+
 _UNFINISHED = ".tmp"
 _ABANDONED_S = 3600.0
 """An unfinished file older than this was left by a killed process."""
+
+
+class NotAVoice(OSError):
+    """A file that cannot be a voice, whatever it holds: too large, or not a regular file."""
 
 
 class Files(Protocol):
@@ -27,7 +34,7 @@ class Files(Protocol):
         """Write a new file atomically; return its stamp, or None if unknown. Raises `FileExistsError`."""
 
     def read(self, name: str) -> bytes:
-        """The content of a file. Raises `IsADirectoryError` for what is not a file."""
+        """The content of a file. Raises `NotAVoice`, before reading, if it has more than `MAX_VOICE_BYTES`."""
 
     def delete(self, name: str) -> None:
         """Remove a file, if it exists."""
@@ -91,8 +98,10 @@ class Folder:
     def read(self, name: str) -> bytes:
         path = self._path / name
         if not path.is_file():
-            raise IsADirectoryError(f"{name} is not a file")
-        return path.read_bytes()
+            raise NotAVoice(f"{name} is not a file")
+        _check_size(name, path.stat().st_size)
+        with path.open("rb") as file:
+            return file.read(MAX_VOICE_BYTES)
 
     def delete(self, name: str) -> None:
         (self._path / name).unlink(missing_ok=True)
@@ -150,12 +159,21 @@ class Bucket:
 
     def read(self, name: str) -> bytes:
         with _as_os_error():
-            data: bytes = self._files.cat_file(f"{self._path}/{name}")
+            size = self._files.size(f"{self._path}/{name}") or 0
+            _check_size(name, size)
+            # The size may be that of an older listing. A store may refuse a range of an empty object.
+            limits = {"start": 0, "end": MAX_VOICE_BYTES} if size else {}
+            data: bytes = self._files.cat_file(f"{self._path}/{name}", **limits)
             return data
 
     def delete(self, name: str) -> None:
         with _as_os_error(), contextlib.suppress(FileNotFoundError):
             self._files.rm_file(f"{self._path}/{name}")
+
+
+def _check_size(name: str, size: int) -> None:
+    if size > MAX_VOICE_BYTES:
+        raise NotAVoice(f"{name} has {size} bytes; a voice has at most {MAX_VOICE_BYTES}")
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ import msgspec
 
 from sonoro.core.errors import ConfigError, EngineError, InvalidRequest, UnknownVoice, VoiceExists
 from sonoro.core.types import Reference, VoiceFacts, voice_id
-from sonoro.server.voice_files import Bucket, Files, Folder, Memory
+from sonoro.server.voice_files import Bucket, Files, Folder, Memory, NotAVoice
 from sonoro.transport.encoded_voice import EncodedVoice, read_facts, with_facts
 
 logger = logging.getLogger(__name__)
@@ -222,7 +222,7 @@ class VoiceStore:
         """Read the facts and bytes of a voice. Raises `StoreUnreachable`, or `EngineError` if the file is no voice."""
         try:
             data = self._files.read(name + _SUFFIX)
-        except IsADirectoryError as error:
+        except NotAVoice as error:
             raise EngineError(str(error)) from error
         except OSError as error:
             raise StoreUnreachable(f"the voice {name!r} could not be read: {error.strerror or error}") from error

@@ -151,6 +151,7 @@ def _read_form(payload: bytes, content_type: str | None) -> Form:
     async def read() -> Form:
         headers = Headers({"content-type": content_type or ""})
         parser = MultiPartParser(headers, stream(), max_files=1, max_fields=16, max_part_size=MAX_FORM_BYTES)
+        parser.spool_max_size = len(payload)  # in memory: a full disk refuses no upload
         form = await parser.parse()
         try:
             return {

@@ -68,7 +68,7 @@ def _header(data: bytes) -> dict[str, dict[str, Any]]:
         header = msgspec.json.decode(data[8 : 8 + length], type=dict[str, dict[str, Any]])
         metadata = msgspec.convert(header.get(_METADATA, {}), dict[str, str])
         ends = [int(tensor["data_offsets"][1]) for name, tensor in header.items() if name != _METADATA]
-    except (msgspec.MsgspecError, KeyError, IndexError, TypeError, ValueError) as error:
+    except (msgspec.MsgspecError, KeyError, IndexError, TypeError, ValueError, RecursionError) as error:
         raise EngineError(f"it is no encoded voice: {error}") from error
     if len(data) != 8 + length + max(ends, default=0):
         raise EngineError(f"it has {len(data)} bytes; its header says {8 + length + max(ends, default=0)}")
