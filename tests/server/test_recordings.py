@@ -17,6 +17,7 @@ import pytest
 import soundfile
 from engine_processes import nothing_left, run, until
 from fakes.voiced_sine import VoicedSineModel
+from loop_watch import never_blocked
 from server_processes import recording, serving, sound
 
 from sonoro.core.errors import InvalidReference
@@ -241,6 +242,49 @@ def test_answers_are_bounded_and_must_be_recordings(monkeypatch: pytest.MonkeyPa
                     assert len(heads) == 1
             await refused(recordings, f"http://voices.example:{port}/", "there to be fetched")
             await refused(recordings, f"https://voices.example:{port}/", "there to be fetched")
+
+    run(ask())
+
+
+def chunked(*parts: bytes) -> bytes:
+    """A response in chunks, without an end."""
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    return head + b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        chunked(*[b"a"] * 100_000),
+        b"HTTP/1.1 100 \r\n\r\n" * 50_000,
+        b"HTTP/1.1 200 OK\r\n" + b"a:\r\n" * 25_000 + b"\r\n",
+        chunked(b"a") + b"0\r\n" + b"a:\r\n" * 25_000 + b"\r\n",
+    ],
+    ids=["single bytes", "interim responses", "a long head", "a long trailer"],
+)
+def test_a_hostile_site_neither_stalls_the_server_nor_keeps_it_busy(answer: bytes) -> None:
+    async def ask() -> None:
+        with reading(allows_urls=True, resolve=at_home, is_allowed=lambda address: True) as recordings:
+            async with site(answer) as (port, _):
+                began_s = time.process_time()
+                with never_blocked():
+                    await refused(recordings, f"http://voices.example:{port}/", "there to be fetched")
+                assert time.process_time() - began_s < 1
+
+    run(ask())
+
+
+def test_sites_that_drip_do_not_hold_all_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recordings_module, "FETCH_START_S", 0.2)
+
+    async def ask() -> None:
+        with reading(allows_urls=True, resolve=at_home, is_allowed=lambda address: True) as recordings:
+            async with site(answered(wav()), 0.05) as (slow, _), site(answered(wav())) as (quick, _):
+                dripping = [refused(recordings, f"http://slow.example:{slow}/", "without a pause") for _ in range(12)]
+                waiting = asyncio.gather(*dripping)
+                read = await recordings.read(f"http://voices.example:{quick}/", "Hello.", "prompt")
+                assert read.duration_s == 1.0
+                await waiting
 
     run(ask())
 

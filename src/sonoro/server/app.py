@@ -23,7 +23,7 @@ from sonoro.server.api_page import api_page_routes
 from sonoro.server.config import ServerConfig
 from sonoro.server.dialects import add_dialects
 from sonoro.server.errors import RefusalResponse, plain_refusal, refusal
-from sonoro.server.middleware import HeadAsGet, HostCheck, RequestIds, connection
+from sonoro.server.middleware import MAX_HEAD_BYTES, HeadAsGet, HostCheck, RequestIds, connection
 from sonoro.server.playground import playground_routes
 from sonoro.server.routes import operator_routes, speech_routes
 from sonoro.server.service import Service
@@ -111,6 +111,7 @@ def uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
         app,
         loop="asyncio",
         http=connection(config.head_timeout_s),
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         ws=WebSocketConnection,
         ws_max_size=config.max_body_bytes,
         ws_ping_interval=20.0,

@@ -14,12 +14,13 @@ import os
 import socket
 import stat
 import traceback
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import unquote, urlsplit
 
+import h11
 import httpcore2
 
 from sonoro.audio.files import read_reference
@@ -30,6 +31,9 @@ from sonoro.server.errors import TooManyRequests
 Result = TypeVar("Result")
 
 FETCH_TIMEOUT_S = 10.0
+FETCH_START_S = 3.0
+FETCH_BYTES_PER_S = 16 * 1024
+"""The least rate of a recording after `FETCH_START_S`, so that slow servers do not hold all `MAX_FETCHES`."""
 MAX_FETCHES = 8
 MAX_PENDING = 32
 """Recordings being decoded or waiting for it, at some .2 s each: the wait is a few seconds at most."""
@@ -58,25 +62,22 @@ async def _resolve(host: str, port: int) -> list[str]:
     return [str(address[0]) for *_, address in found]
 
 
-class _CheckedBackend(httpcore2.AsyncNetworkBackend):
-    """Resolves a name once, and connects to the address that was checked: a second lookup may return another."""
+class _Connection(httpcore2.AsyncHTTP11Connection):
+    """An HTTP connection to a server that may be hostile: it lets the event loop run between two events, and takes no
+    long head and no more small parts than a slow network makes."""
 
-    def __init__(self, resolve: Callable[[str, int], Awaitable[list[str]]], is_allowed: Callable[[str], bool]) -> None:
-        self._resolve, self._is_allowed = resolve, is_allowed
-        self._network = httpcore2.AnyIOBackend()
+    READ_NUM_BYTES = 8192
+    MAX_INCOMPLETE_EVENT_SIZE = 16 * 1024
+    _events = _bytes = 0
 
-    async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
-    ) -> httpcore2.AsyncNetworkStream:
-        addresses = await self._resolve(host, port)
-        if not addresses or not all(map(self._is_allowed, addresses)):
-            raise InvalidReference("ref_audio", host, "it must be the name of a host with public addresses alone")
-        return await self._network.connect_tcp(addresses[0], port, timeout, local_address, socket_options)
+    async def _receive_event(self, timeout: float | None = None) -> h11.Event | type[h11.PAUSED]:
+        await asyncio.sleep(0)
+        event = await super()._receive_event(timeout)
+        self._events += 1
+        self._bytes += len(event.data) if isinstance(event, h11.Data) else 0
+        if self._events > 1000 + self._bytes / 100:
+            raise httpcore2.RemoteProtocolError("too many small parts")
+        return event
 
 
 class Recordings:
@@ -95,7 +96,7 @@ class Recordings:
     ) -> None:
         self._max_bytes, self._allows_urls = max_bytes, allows_urls
         self._folder = Path(folder).resolve() if folder else None
-        self._backend = _CheckedBackend(resolve, is_allowed)
+        self._resolve, self._is_allowed = resolve, is_allowed
         self._tls = httpcore2.default_ssl_context() if allows_urls else None
         # Two at a time: decoding a minute of audio takes megabytes.
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="recording")
@@ -156,16 +157,33 @@ class Recordings:
                 limit.reschedule(None)
                 return await self.decode(data, text, use)
         except TimeoutError as error:
-            raise InvalidReference("ref_audio", url, f"it must arrive within {FETCH_TIMEOUT_S:g} s") from error
+            raise InvalidReference(
+                "ref_audio", url, f"it must arrive within {FETCH_TIMEOUT_S:g} s, without a pause"
+            ) from error
         except (OSError, UnicodeError, httpcore2.NetworkError, httpcore2.ProtocolError) as error:
             # Without the network's own error, which could reveal facts about internal hosts.
             raise InvalidReference("ref_audio", url, "it must be there to be fetched") from error
 
+    async def _connect(self, target: httpcore2.URL) -> _Connection:
+        """Connect to the host of `target`. Its name is looked up once: a second time may give another address."""
+        origin = target.origin
+        host, port = origin.host.decode(), origin.port
+        addresses = await self._resolve(host, port)
+        if not addresses or not all(map(self._is_allowed, addresses)):
+            raise InvalidReference("ref_audio", host, "it must be the name of a host with public addresses alone")
+        stream = await httpcore2.AnyIOBackend().connect_tcp(addresses[0], port)
+        if origin.scheme == b"https":
+            assert self._tls is not None
+            stream = await stream.start_tls(self._tls, host)
+        return _Connection(origin, stream)
+
     async def _download(self, url: str, target: httpcore2.URL) -> bytes:
         headers = [("Accept", "audio/*, */*;q=0.1"), ("User-Agent", "sonoro")]
+        begun_s = asyncio.get_running_loop().time()
         async with (
-            httpcore2.AsyncConnectionPool(self._tls, network_backend=self._backend) as pool,
-            pool.stream("GET", target, headers=headers) as answer,
+            asyncio.timeout(FETCH_START_S) as limit,
+            await self._connect(target) as connection,
+            connection.stream("GET", target, headers=headers) as answer,
         ):
             if answer.status != 200:
                 raise InvalidReference("ref_audio", url, "it must answer with status 200; redirects are not followed")
@@ -174,6 +192,7 @@ class Recordings:
                 data += part
                 if len(data) > self._max_bytes:
                     raise _too_large(url, self._max_bytes)
+                limit.reschedule(begun_s + FETCH_START_S + len(data) / FETCH_BYTES_PER_S)
             return bytes(data)
 
 
