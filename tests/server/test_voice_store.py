@@ -307,7 +307,7 @@ def test_a_process_killed_before_the_file_has_its_name_leaves_no_voice(
     tmp_path: Path, opened: Opened, wait: Wait
 ) -> None:
     here = Path(__file__).parent
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here.parent), os.environ.get("PYTHONPATH", "")])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     script = KILLED.format(tests=str(here))
     process = subprocess.run([sys.executable, "-c", script, str(tmp_path)], env=environment, check=False, timeout=120)
     assert process.returncode == 9
