@@ -1,0 +1,66 @@
+"""README and docs/: their length, their lines, their links, the files they name, and the README's Python."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+PARENTS = (ROOT, ROOT / "src" / "sonoro", ROOT / "examples")
+"""Where a file may be that a page names by its path."""
+
+
+def slug(heading: str) -> str:
+    """The anchor that GitHub gives to a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def anchors(page: Path) -> set[str]:
+    return {slug(line.lstrip("# ")) for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("#")}
+
+
+def test_the_readme_has_at_most_1000_words() -> None:
+    assert len(README.read_text(encoding="utf-8").split()) <= 1000
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_line_is_over_120_characters(page: Path) -> None:
+    lines = page.read_text(encoding="utf-8").splitlines()
+    assert [number for number, line in enumerate(lines, 1) if len(line) > 120] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_relative_links_lead_to_files_and_headings(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        there = page.parent / path if path else page
+        assert there.exists(), link
+        assert not anchor or anchor in anchors(there), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_and_names_in_them_exist_that_a_page_names(page: Path) -> None:
+    """`folder/file.py`, and `folder/file.py:Class.method` for a name in it."""
+    for path, name in re.findall(r"`((?:\w+/)*\w+\.py)(?::([\w.]+))?`", page.read_text(encoding="utf-8")):
+        files = [parent / path for parent in PARENTS if (parent / path).exists()]
+        assert files or not (name or "/" in path), path
+        for part in name.split(".") if name else ():
+            defined = rf"^\s*(?:class |def |async def )?{part}\b(?:[\[(:]| =)"
+            assert re.search(defined, files[0].read_text(encoding="utf-8"), re.MULTILINE), f"{path}: {part}"
+
+
+def test_the_readme_links_to_the_index_which_links_to_every_page() -> None:
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    assert "docs/README.md" in README.read_text(encoding="utf-8")
+    assert {page.name for page in PAGES} <= set(re.findall(r"\]\((?:\.\./)?([\w.]+)", index))
+
+
+def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    [block] = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    exec(compile(block, README.name, "exec"), {})
+    assert (tmp_path / "out.wav").stat().st_size > 24000
