@@ -29,7 +29,7 @@ from unittest import mock
 import torch
 
 from arms import clear
-from sonoro.core.config import EngineConfig
+from sonoro.core.config import EngineConfig, Tuning
 from sonoro.core.errors import EngineError
 from sonoro.core.types import AudioChunk, Event, Failed
 from sonoro.engine.engine import Engine
@@ -46,17 +46,19 @@ TEXT = "The next train to the coast leaves from platform four in twelve minutes;
 FIRST_ARM = "before"
 LARGE_BATCHES = {"codec_batches": (1, 4, 16, 64)}
 COARSE = {**LARGE_BATCHES, "prefill_buckets": (16, 32, 64, 128, 256, 512)}
-BEFORE = {**COARSE, "codec_overlap": 0, "codec_wait": 0, "chunk_frames": (1, 2, 4, 12)}
+BEFORE = {**COARSE, "tuning": Tuning(codec_overlap=0, codec_wait=0), "chunk_frames": (1, 2, 4, 12)}
+UNFUSED = {**BEFORE, "tuning": Tuning(codec_overlap=0, codec_wait=0, is_prefill_fused=False)}
+OVERLAP = {"tuning": Tuning(codec_overlap=4096)}
 ARMS: Mapping[str, dict[str, Any]] = {
-    FIRST_ARM: {**BEFORE, "is_prefill_fused": False},
-    "pages": {**BEFORE, "is_prefill_fused": False},
+    FIRST_ARM: UNFUSED,
+    "pages": UNFUSED,
     "prefill": BEFORE,
     "norms": BEFORE,
-    "wait": {**BEFORE, "codec_wait": 4},
-    "chunks": {**COARSE, "codec_overlap": 0},
-    "overlap": {**COARSE, "codec_overlap": 4096},
-    "buckets": {**LARGE_BATCHES, "codec_overlap": 4096},
-    "batches": {"codec_overlap": 4096},
+    "wait": {**BEFORE, "tuning": Tuning(codec_overlap=0)},
+    "chunks": {**COARSE, "tuning": Tuning(codec_overlap=0)},
+    "overlap": {**COARSE, **OVERLAP},
+    "buckets": {**LARGE_BATCHES, **OVERLAP},
+    "batches": OVERLAP,
 }
 """Engine settings by arm, each with one change more than the one above; the first also has all pages. `PATCHES` holds
 changes that are no settings."""

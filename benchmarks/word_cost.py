@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from arms import TEXT, speak
-from sonoro.core.config import EngineConfig
+from sonoro.core.config import EngineConfig, Tuning
 from sonoro.core.errors import ConfigError
 from sonoro.engine.engine import Engine
 from sonoro.models import registry
@@ -118,7 +118,7 @@ def time_engines(loaded: LoadedModel, heads: dict[str, WordHeads], args: argpars
         pages=slots * config.pages_per_slot,
         frame_batches=tuple(sorted(set(args.concurrency))),
         codec_batches=tuple(sorted(set(args.concurrency))),
-        finds_word_heads=False,
+        tuning=Tuning(finds_word_heads=False),
     )
     arms: dict[str, tuple[Engine, bool]] = {}
     for arm, watched in {"none": heads["none"], "again": heads["none"], "chosen": heads["chosen"]}.items():

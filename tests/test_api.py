@@ -26,6 +26,7 @@ from tiny_checkpoint import write_checkpoint
 from sonoro import TTS, Audio, EngineConfig
 from sonoro.api import RequestFields, SpokenFields, speech_request
 from sonoro.audio.files import to_pcm16, write_audio
+from sonoro.core.config import Tuning
 from sonoro.core.errors import (
     CheckpointNotFound,
     ConfigError,
@@ -44,8 +45,12 @@ from sonoro.models.base import LoadedModel
 TEXTS = ["Good morning.", "A sentence of middling length, no more.", "Hm.", "One. Two. Three. Four. Five. Six. Seven."]
 
 
+def sine_model() -> LoadedModel:
+    return LoadedModel(VoicedSineModel(), torch.device("cpu"), torch.float32, {})
+
+
 def tts(**config: int | tuple[int, ...]) -> TTS:
-    return TTS(LoadedModel(VoicedSineModel(), torch.device("cpu"), torch.float32, {}), config={"slots": 2} | config)
+    return TTS(sine_model(), config={"slots": 2} | config)
 
 
 @pytest.fixture
@@ -130,7 +135,7 @@ def test_a_batch_keeps_its_order_and_equals_single_requests() -> None:
 
 def test_a_batch_may_be_longer_than_what_may_wait() -> None:
     items = [{"text": TEXTS[number % 4], "seed": number} for number in range(20)]
-    speaker = tts(slots=2, max_waiting=1)
+    speaker = TTS(sine_model(), config=EngineConfig(slots=2, tuning=Tuning(max_queued=1)))
     for got, item in zip(speaker.generate_batch(items), items, strict=True):
         np.testing.assert_array_equal(got.samples, tts().generate(**item).samples)
 
@@ -276,7 +281,7 @@ def test_a_request_that_fails_later_raises() -> None:
     with pytest.raises(EngineError, match="it exploded"):
         tts().generate("An explosive one.")
     with pytest.raises(InvalidRequest, match="speakable"):
-        tts(max_characters=16).generate("All is well now. It is unspeakable.")
+        tts(segment_letters=16).generate("All is well now. It is unspeakable.")
 
 
 class DawdlingModel(VoicedSineModel):
@@ -348,7 +353,7 @@ def test_a_speed_that_cannot_be_is_refused_and_leaves_nothing_running(speed: obj
 
 
 def test_pieces_say_how_far_in_the_text_they_are() -> None:
-    speaker = tts(max_characters=16)
+    speaker = tts(segment_letters=16)
     text = "The first one. And then the second. So be it."
     reached = [piece.characters for piece in speaker.stream(text)]
     assert reached == sorted(reached)
@@ -569,7 +574,7 @@ def test_the_configuration_comes_in_every_form(tmp_path: Path) -> None:
 @pytest.mark.parametrize("variant", ["custom_voice", "voice_design", "base"])
 def test_a_checkpoint_streams_and_batches_as_it_speaks_alone(variant: str, recording: Path, tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "model", variant=variant)
-    speaker = TTS(tmp_path / "model", device="cpu", config={"slots": 3, "max_characters": 24})
+    speaker = TTS(tmp_path / "model", device="cpu", config={"slots": 3, "segment_letters": 24})
     voice = {
         "custom_voice": [{"voice": "ryan"}, {"instructions": "Speak up."}],
         "voice_design": [{"instructions": "A calm voice."}, {"instructions": "An old, hoarse voice."}],

@@ -8,7 +8,7 @@ import pytest
 
 from plan import PlanBench, arguments, run
 from simulation import Load, Times, simulate
-from sonoro.core.config import EngineConfig
+from sonoro.core.config import EngineConfig, Tuning
 from sonoro.core.errors import ConfigError
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -16,7 +16,10 @@ MODEL = "qwen3-tts-1.7b-customvoice"
 FRAMES = tuple(range(30, 91))
 WITHIN = 0.15
 CONFIG = EngineConfig(
-    slots=256, chunk_frames=(1, 2, 4, 12), codec_batches=(1, 4, 16, 64), codec_wait=0, codec_overlap=0
+    slots=256,
+    chunk_frames=(1, 2, 4, 12),
+    codec_batches=(1, 4, 16, 64),
+    tuning=Tuning(codec_wait=0, codec_overlap=0),
 )
 """What was measured ran so."""
 

@@ -57,7 +57,7 @@ from pathlib import Path
 import torch
 from families import FAMILIES
 from listening import Clock, drain
-from sonoro.core.config import EngineConfig
+from sonoro.core.config import EngineConfig, Tuning
 from sonoro.core.types import Finished
 from sonoro.engine import voices
 from resolving import Engine
@@ -73,7 +73,7 @@ from sonoro.words.tracking import Pointing
 tiny, card = FAMILIES[sys.argv[1]], card_named("NVIDIA H200")
 voices._WARM_UPS_S = (1.28, 0.3)  # a tiny codec makes many frames of a second
 sizes = {"frame_batches": (1, 2, 3), "prefill_buckets": (16, 64), "codec_batches": (1, 3), "chunk_frames": (1, 3, 8)}
-bounds = {"slots": 3, "max_positions": 1024, "max_frames": 64, "max_characters": 60, "codec_dtype": "float16"}
+bounds = {"slots": 3, "max_positions": 1024, "max_frames": 64, "segment_letters": 60, "codec_dtype": "float16"}
 config, listed, launched = EngineConfig(**bounds, **sizes), set(), set()
 with tempfile.TemporaryDirectory() as folder:
     tiny.write(Path(folder))
@@ -130,7 +130,7 @@ def test_the_attention_that_serves_is_the_one_that_is_checked(model: str) -> Non
 COMPARE = """
 import sys
 import torch
-from sonoro.core.config import EngineConfig
+from sonoro.core.config import EngineConfig, Tuning
 from sonoro.engine.runner import Runner
 from sonoro.models import registry
 from sonoro.compile.variants import card_named, recording
@@ -153,7 +153,7 @@ import os, sys, time
 from pathlib import Path
 import msgspec
 from fakes.kernels import double, launch, wrong
-from sonoro.core.config import EngineConfig
+from sonoro.core.config import EngineConfig, Tuning
 from sonoro.core.logs import configure_logging
 from sonoro.compile import cache as kernel_cache, kernels
 from sonoro.runtime.kernels import plans_of
@@ -183,9 +183,9 @@ assert [kernel for kernel, _ in record.entries] == ["fakes.kernels:double"] * 3
 assert all((cache / entry / "double.cubin").exists() for _, entry in record.entries)
 assert [kernel for kernel, _ in record.errors] == ["fakes.kernels:wrong"]
 assert compile(slots=4) is None
-assert compile(slots=4, voices_folder="a", max_waiting=7) is None
+assert compile(slots=4, voices_folder="a", max_voices=7) is None
 assert compile(slots=5) is not None
-for change in ({"max_shared_bytes": 65_536}, {"is_prefill_fused": False}, {"quantization": "int8"}):
+for change in ({"max_shared_bytes": 65_536}, {"tuning": Tuning(is_prefill_fused=False)}, {"quantization": "int8"}):
     assert compile(slots=4, **change) is not None
     assert compile(slots=4, **change) is None
 """
@@ -543,7 +543,7 @@ def test_a_start_compiles_nothing_after_sonoro_compile(model: str, tmp_path: Pat
 START = """
 import sys
 import triton
-from sonoro.core.config import EngineConfig
+from sonoro.core.config import EngineConfig, Tuning
 from sonoro.compile.cache import KernelCache
 from resolving import Engine
 from sonoro.models import registry

@@ -1,5 +1,6 @@
 """The engine's configuration: every wrong field is refused by name."""
 
+import dataclasses
 import logging
 import os
 from pathlib import Path
@@ -20,19 +21,12 @@ from sonoro.core.errors import ConfigError
         ({"slots": None}, "slots", "whole number"),
         ({"max_frames": 2048}, "max_positions", "at least 2049"),
         ({"max_positions": 100}, "max_positions", "max_frames"),
-        ({"max_text": -1}, "max_text", "at least 1"),
-        ({"max_characters": 5}, "max_characters", "at least 16"),
-        ({"max_live_characters": 0}, "max_live_characters", "at least 1"),
-        ({"live_max_s": 4.9}, "live_max_s", "at least 5"),
+        ({"segment_letters": 5}, "segment_letters", "at least 16"),
         ({"max_voices": 0}, "max_voices", "at least 1"),
         ({"max_registered_voices": -1}, "max_registered_voices", "at least 0"),
         ({"voices_folder": None}, "voices_folder", "a string"),
         ({"voices_folder": "a\0b"}, "voices_folder", "a string"),
-        ({"max_waiting": -1}, "max_waiting", "at least 0"),
-        ({"page_positions": 8}, "page_positions", "at least 16"),
-        ({"page_positions": 48}, "page_positions", "power of two"),
         ({"pages": 63}, "pages", "at least 64"),
-        ({"pages": 31, "page_positions": 64}, "pages", "at least 32"),
         ({"prefix_cache_bytes": -1}, "prefix_cache_bytes", "at least 0"),
         ({"prefix_cache_bytes": 1e9}, "prefix_cache_bytes", "whole number"),
         ({"memory_fraction": 0}, "memory_fraction", "at least 0.01"),
@@ -49,21 +43,50 @@ from sonoro.core.errors import ConfigError
         ({"chunk_frames": [4, 2]}, "chunk_frames", "ascend"),
         ({"chunk_frames": [2, 2]}, "chunk_frames", "without repeats"),
         ({"chunk_frames": [1, 2000]}, "chunk_frames", "at most 1024"),
-        ({"codec_frames": 15}, "codec_frames", "at least 16"),
         ({"frame_batches": [1, 8]}, "frame_batches", "the largest must be slots, 16"),
         ({"frame_batches": [16, 1]}, "frame_batches", "ascend"),
         ({"frame_batches": [1, 32]}, "frame_batches", "at most 16"),
         ({"prefill_buckets": [16, 4096]}, "prefill_buckets", "at most 2048"),
         ({"codec_batches": [0]}, "codec_batches", "at least 1"),
         ({"is_eager": 1}, "is_eager", "true or false"),
-        ({"slot": 4}, "slot", "known keys: slots, max_waiting"),
+        ({"slot": 4}, "slot", "known keys: slots, max_positions"),
         ({3: 4}, "3", "known keys"),
+        ({"tuning": {}}, "tuning", "no such key"),
     ],
 )
 def test_wrong_fields_are_named(values: dict, field: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as refusal:
         EngineConfig.from_mapping(values)
     assert refusal.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("max_characters", "called segment_letters"),
+        ("max_text", "follows from max_frames"),
+        ("max_waiting", "max_waiting of the section server"),
+        ("max_live_characters", "always 100000"),
+        ("live_max_s", "always 60"),
+        ("page_positions", "always 32"),
+        ("is_prefill_fused", "always true"),
+        ("codec_frames", "four times slots"),
+        ("codec_wait", "always 4"),
+        ("codec_overlap", "always 256"),
+        ("finds_word_heads", "sonoro calibrate"),
+    ],
+)
+def test_a_removed_key_is_named_with_what_replaces_it(key: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=f"it was removed: .*{words}") as refusal:
+        EngineConfig.from_mapping({key: 5})
+    assert refusal.value.field == key
+
+
+def test_there_are_few_settings_and_each_is_explained() -> None:
+    fields = dataclasses.fields(EngineConfig)
+    assert len(fields) <= 24
+    assert all(entry.metadata["help"] for entry in fields if entry.name != "tuning")
+    assert [entry.name for entry in fields] == [*EngineConfig().shown, "tuning"]
 
 
 def test_a_file_overrides_the_defaults(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_the_last_attempt_is_what_it_is() -> None:
 
 def test_audio_comes_with_the_end_of_its_segment() -> None:
     """The second one runs away, and is spoken again by itself."""
-    engine, model = engine_of(max_characters=30)
+    engine, model = engine_of(segment_letters=30)
     engine.submit(SpeechRequest(id="a", text="It is only this one. Later it runs away.", seed=9, attempts=2))
     bursts = []
     while engine.has_work:

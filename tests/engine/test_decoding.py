@@ -18,7 +18,7 @@ from sonoro.models.base import SpeechModel
 
 __all__ = ["tiny"]
 
-SIZES = {"slots": 4, "max_positions": 1024, "max_frames": 64, "max_characters": 60, "chunk_frames": (1, 3, 8)}
+SIZES = {"slots": 4, "max_positions": 1024, "max_frames": 64, "segment_letters": 60, "chunk_frames": (1, 3, 8)}
 PADDED = {"frame_batches": (1, 2, 4), "prefill_buckets": (32, 1024), "codec_batches": (1, 4)}
 """As a GPU runs them."""
 

@@ -150,9 +150,12 @@ def test_a_model_that_only_clones_asks_for_a_reference() -> None:
         engine.submit(SpeechRequest(id="a", text="Hi"))
 
 
-@pytest.mark.parametrize(("limit", "words"), [({"max_text": 10}, "10"), ({"max_positions": 513}, "513")])
-def test_a_prompt_that_does_not_fit_its_slot_is_refused(limit: dict, words: str) -> None:
-    engine = engine_of(**limit)
+@pytest.mark.parametrize(("max_text", "max_positions", "words"), [(10, 600, "10"), (1024, 513, "513")])
+def test_a_prompt_that_does_not_fit_its_slot_is_refused(
+    max_text: int, max_positions: int, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EngineConfig, "max_text", max_text)
+    engine = engine_of(max_positions=max_positions)
     with pytest.raises(InvalidRequest, match=words) as refusal:
         engine.submit(SpeechRequest(id="a", text="A bit too long to fit.", max_frames=512, language="english"))
     assert refusal.value.field == "text"
@@ -183,10 +186,10 @@ def test_too_few_pages_for_all_slots_queue_and_never_fail() -> None:
 
 
 def test_a_full_queue_refuses_until_there_is_room() -> None:
-    engine = engine_of(slots=1, max_waiting=2)
+    engine = engine_of(slots=1, max_queued=2)
     for name in "abc":
         engine.submit(SpeechRequest(id=name, text="Some words."))
-    with pytest.raises(EngineBusy, match=r"2 requests \(max_waiting\)"):
+    with pytest.raises(EngineBusy, match="2 requests are waiting"):
         engine.submit(SpeechRequest(id="d", text="Some words."))
     engine.cancel("b")
     engine.submit(SpeechRequest(id="d", text="Some words."))

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 from families import TinyFamily, tiny
-from listening import Clock, audio, drain, end
+from listening import Clock, audio, drain, end, tuned
 from resolving import Engine
 
-from sonoro.core.config import EngineConfig
 from sonoro.core.types import AudioChunk, Event, Finished, SpeechRequest
 from sonoro.models.base import SpeechModel
 
@@ -28,8 +27,8 @@ def model(tiny: TinyFamily) -> SpeechModel:
 
 
 def engine_of(model: SpeechModel, **changes: object) -> Engine:
-    sizes = {"slots": 3, "max_positions": 1024, "max_frames": 64, "max_characters": 60, "chunk_frames": (1, 3, 8)}
-    return Engine(model, EngineConfig(**sizes | changes), Clock(), ticks_late=1)
+    sizes = {"slots": 3, "max_positions": 1024, "max_frames": 64, "segment_letters": 60, "chunk_frames": (1, 3, 8)}
+    return Engine(model, tuned(**sizes | changes), Clock(), ticks_late=1)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from fakes.graphs import FunctionPool
 from fakes.shown_sine import ShownSineModel
 from resolving import Engine
 
-from sonoro.core.config import EngineConfig, word_heads_folder
+from sonoro.core.config import EngineConfig, Tuning, word_heads_folder
 from sonoro.core.events import Word
 from sonoro.core.types import AudioChunk, Event, Finished, SpeechRequest
 from sonoro.models import registry
@@ -130,7 +130,7 @@ def test_nothing_is_searched_for_while_a_request_is_there_and_it_does_not_notice
 
 
 def test_it_can_be_switched_off() -> None:
-    engine = Engine(untold(), dataclasses.replace(CONFIG, finds_word_heads=False))
+    engine = Engine(untold(), dataclasses.replace(CONFIG, tuning=Tuning(finds_word_heads=False)))
     assert words_of(speak(engine, "a", with_words=True)) is None
     assert not engine.has_quiet_work
 

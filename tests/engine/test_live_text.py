@@ -11,8 +11,10 @@ from fakes.voiced_sine import VoicedSineModel
 from listening import assert_empty, audio, config_of, drain, end, reference, speak
 from resolving import Engine
 
+from sonoro.core.config import EngineConfig
 from sonoro.core.errors import EngineBusy, InvalidRequest
 from sonoro.core.types import Event, Failed, Finished, SpeechRequest
+from sonoro.engine import prompts
 
 TEXT = "A text that comes in pieces."
 LONG = "A first sentence that is spoken. A second one, with a clause, comes after it! And is this a third? It is."
@@ -186,8 +188,9 @@ def failure(engine: Engine, *texts: str) -> Failed:
     return failed
 
 
-def test_text_after_its_end_and_too_much_of_it_fail_the_request() -> None:
-    engine = live_engine(max_live_characters=50)
+def test_text_after_its_end_and_too_much_of_it_fail_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts, "_MAX_LIVE_CHARACTERS", 50)
+    engine = live_engine()
     request = SpeechRequest(id="a", text="", is_live=True)
     engine.submit(request)
     engine.append("a", "Hello there.")
@@ -196,7 +199,7 @@ def test_text_after_its_end_and_too_much_of_it_fail_the_request() -> None:
     assert "the text was already ended" in failure(engine, "More.").facts.message
     engine.submit(request)
     assert "at most 50 characters" in failure(engine, "word " * 10, "!").facts.message
-    with pytest.raises(InvalidRequest, match="max_live_characters"):
+    with pytest.raises(InvalidRequest, match="characters for a live request"):
         engine.submit(msgspec.structs.replace(request, text="x" * 51))
     engine.submit(SpeechRequest(id="a", text="Whole."))
     engine.end_text("a")
@@ -207,8 +210,9 @@ def test_text_after_its_end_and_too_much_of_it_fail_the_request() -> None:
     assert_empty(engine)
 
 
-def test_more_ids_than_a_slot_holds_fail_the_request_and_free_it() -> None:
-    engine = live_engine(max_text=16)
+def test_more_ids_than_a_slot_holds_fail_the_request_and_free_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EngineConfig, "max_text", 16)
+    engine = live_engine()
     engine.submit(SpeechRequest(id="a", text="Hello", is_live=True))
     settle(engine)
     assert "at most 16" in failure(engine, " to everybody out there").facts.message
@@ -292,9 +296,10 @@ def test_a_limit_counts_as_for_whole_text() -> None:
 
 
 @pytest.mark.parametrize("ticks_late", [0, 1])
-def test_once_its_text_is_known_a_runaway_is_bounded_by_it(ticks_late: int) -> None:
+def test_once_its_text_is_known_a_runaway_is_bounded_by_it(ticks_late: int, monkeypatch: pytest.MonkeyPatch) -> None:
     bound = 500  # 5 s of 10 ms each: the least that a text is allowed
-    engine = live_engine(ticks_late, live_max_s=5.12)
+    monkeypatch.setattr(prompts, "_LIVE_MAX_S", 5.12)
+    engine = live_engine(ticks_late)
     events = speak_live(engine, ["Hello ", "there."], 3, ignore_eos=True)
     ended = end(events, "a")
     assert (ended.reason, ended.frames, ended.characters) == ("runaway", bound, len("Hello there."))
@@ -338,7 +343,7 @@ def test_what_is_left_of_a_large_piece_is_cut_when_its_turn_comes() -> None:
 
 
 def test_those_who_wait_for_text_count_as_waiting() -> None:
-    engine = live_engine(slots=1, max_waiting=1)
+    engine = live_engine(slots=1, max_queued=1)
     for name in "ab":
         engine.submit(SpeechRequest(id=name, text="", is_live=True))
     assert engine.waiting == 2
@@ -352,7 +357,7 @@ def test_those_who_wait_for_text_count_as_waiting() -> None:
 
 @pytest.mark.parametrize("padding", [{}, {"frame_batches": (1, 2, 4, 8), "codec_batches": (1, 4, 8)}], ids=str)
 def test_hundreds_that_come_and_go_leave_nothing_behind(padding: dict) -> None:
-    count, engine, draw = 400, live_engine(slots=8, pages=70, max_waiting=100, **padding), random.Random(11)
+    count, engine, draw = 400, live_engine(slots=8, pages=70, max_queued=100, **padding), random.Random(11)
     coming: dict[str, list[str]] = {}
     texts: dict[str, str] = {}
     events: dict[str, list[Event]] = {}

@@ -58,7 +58,7 @@ def assert_as_alone(events: list[Event], request_id: str, expected: tuple[np.nda
 def test_a_thousand_requests_that_come_and_go_leave_nothing_behind(padding: dict) -> None:
     """Twice: with exact batches, as a CPU runs them, and padded, as a GPU does."""
     count, variety = 1000, 80
-    engine, draw = engine_of(slots=8, pages=60, max_waiting=6, codec_frames=16, **padding), random.Random(5)
+    engine, draw = engine_of(slots=8, pages=60, max_queued=6, codec_frames=16, **padding), random.Random(5)
     events: dict[str, list[Event]] = {}
     kind_of, made = {}, kinds(variety, 1)
     live: list[str] = []
@@ -168,7 +168,7 @@ def test_a_listener_at_playback_speed_never_runs_out(frame_ms: float, codec_us: 
 def test_a_burst_of_long_prompts_does_not_stop_those_who_speak() -> None:
     engine = engine_of(
         slots=12,
-        max_characters=300,
+        segment_letters=300,
         max_positions=850,
         pages=12 * 54,
         prefill_tokens=849,

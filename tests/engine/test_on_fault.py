@@ -53,7 +53,7 @@ def test_of_several_sentences_the_next_attempt_speaks_half() -> None:
     """The second half is wrong as well, with the seed of the first attempt, and is spoken again by itself."""
     last = "That is all there is."
     text = f"{TEXT} {last}"
-    engine = Engine(ErringModel("unreached"), config_of(max_characters=200))
+    engine = Engine(ErringModel("unreached"), config_of(segment_letters=200))
     made, finished, words = say("unreached", engine, text=text, on_fault="retry", attempts=2)
     named = [(fault.kind, text[fault.start : fault.end], fault.outcome) for fault in finished.faults]
     assert named == [("unreached", text, "spoken_again"), ("unreached", last, "spoken_again")]
@@ -144,7 +144,7 @@ def test_a_segment_that_cannot_be_cut_fails_its_own_request(monkeypatch: pytest.
     def fail(*_):
         raise AssertionError("the sentence splitter lost text")
 
-    engine = Engine(ErringModel("unreached"), config_of(max_characters=200))
+    engine = Engine(ErringModel("unreached"), config_of(segment_letters=200))
     engine.submit(SpeechRequest(id="b", text=TEXT, seed=10))
     engine.submit(SpeechRequest(id="a", text=TEXT, seed=9, on_fault="retry", attempts=2))
     monkeypatch.setattr(text_module, "_sentences", fail)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from fakes.voiced_sine import VoicedSineModel
-from listening import Clock, audio, config_of, drain, end, engine_of, speak
+from listening import Clock, audio, config_of, drain, end, engine_of, speak, tuned
 from resolving import Engine
 
 import sonoro
@@ -36,7 +36,7 @@ def request_of(name: str, positions: int, limit: int, expected: int) -> Request:
 
 def scheduler_of(pages: int, slots: int = 16) -> Scheduler:
     sizes = {"slots": slots, "max_positions": 400, "max_frames": 300, "page_positions": PAGE, "prefill_tokens": 4000}
-    return Scheduler(EngineConfig(**sizes).resolve(), PagePool(pages), FRAME_S)
+    return Scheduler(tuned(**sizes).resolve(), PagePool(pages), FRAME_S)
 
 
 def hear(request: Request, now_s: float) -> None:
@@ -359,7 +359,7 @@ def test_an_engine_says_the_same_while_requests_lack_pages_are_paused_and_preemp
 ) -> None:
     """As with pages for all at once. Some make six times the frames that are expected of them. All end, and ticks that
     do nothing do not go on."""
-    draw, sizes = random.Random(seed), {"max_characters": 60, "page_positions": PAGE}
+    draw, sizes = random.Random(seed), {"segment_letters": 60, "page_positions": PAGE}
     monkeypatch.setattr(Prompts, "_expected_frames", lambda self, request, segment: max(1, request.progress.limit // 6))
     asked = [
         SpeechRequest(

@@ -17,7 +17,7 @@ PAGE, PAGE_BYTES = 16, 16 * 64
 
 
 def engine_of(ticks_late: int = 1, model: PrefixedSineModel | None = None, **changes: object) -> Engine:
-    config = config_of(**{"page_positions": PAGE, "max_characters": 300} | changes)
+    config = config_of(**{"page_positions": PAGE, "segment_letters": 300} | changes)
     return Engine(model or PrefixedSineModel(), config, ticks_late=ticks_late)
 
 
@@ -212,7 +212,7 @@ def test_a_tick_that_is_broken_off_leaves_nothing_to_share() -> None:
 def test_many_that_begin_alike_come_and_go(kept: int) -> None:
     """250 requests of 18 beginnings in 4 slots and a pool that is too small to keep them all; a tenth is cancelled."""
     draw, requests, small = random.Random(kept), {}, {"max_positions": 320, "max_frames": 200}
-    engine = engine_of(slots=4, max_waiting=250, prefix_cache_bytes=kept * PAGE_BYTES, pages=20, **small)
+    engine = engine_of(slots=4, max_queued=250, prefix_cache_bytes=kept * PAGE_BYTES, pages=20, **small)
     events: list[Event] = []
     for number in range(250):
         voice, pages, words = draw.choice("abcdef"), draw.choice([1, 3, 4]), "hm, " * draw.choice([1, 5])

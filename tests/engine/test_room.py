@@ -27,7 +27,7 @@ class Remembering(SineModel):
 def said(max_positions):
     """What each segment's prompt was last made after, and how the request ended."""
     model = Remembering()
-    engine = Engine(model, config_of(max_characters=30, max_frames=40, max_positions=max_positions))
+    engine = Engine(model, config_of(segment_letters=30, max_frames=40, max_positions=max_positions))
     engine.submit(SpeechRequest(id="a", text=" ".join(SENTENCES)))
     return model.heard, end(drain(engine), "a")
 
@@ -48,8 +48,8 @@ def test_a_long_text_can_be_one_segment() -> None:
     text = " ".join(SENTENCES * 8)
     for most, segments in ((300, 7), (100_000, 1)):
         model = Remembering()
-        sizes = {"max_frames": 2000, "max_text": 2000, "max_positions": 9000, "prefill_tokens": 9000}
-        engine = Engine(model, config_of(max_characters=most, **sizes))
+        sizes = {"max_frames": 2000, "max_positions": 9000, "prefill_tokens": 9000}
+        engine = Engine(model, config_of(segment_letters=most, **sizes))
         engine.submit(SpeechRequest(id="a", text=text, max_frames=2000))
         drain(engine)
         assert len(model.heard) == segments
@@ -62,7 +62,7 @@ def test_the_white_space_before_a_text_reaches_the_model() -> None:
             return super().prepare(request, segment, index, before, voice)
 
     heard: list[str] = []
-    engine = Engine(Hearing(), config_of(max_characters=30))
+    engine = Engine(Hearing(), config_of(segment_letters=30))
     engine.submit(SpeechRequest(id="a", text="  \n One sentence, and another.  Then a third one."))
     assert end(drain(engine), "a").reason == "stop"
     assert heard == ["  \n One sentence, and another.", "Then a third one."]
@@ -70,7 +70,7 @@ def test_the_white_space_before_a_text_reaches_the_model() -> None:
 
 def test_what_does_not_fit_alone_is_refused() -> None:
     model = Remembering()
-    engine = Engine(model, config_of(max_characters=60, max_frames=40, max_positions=60))
+    engine = Engine(model, config_of(segment_letters=60, max_frames=40, max_positions=60))
     engine.submit(SpeechRequest(id="a", text="Short one. This one is too long for a slot that has so few."))
     assert "positions; at most 60" in end(drain(engine), "a").facts.message
 

@@ -182,7 +182,7 @@ def test_a_live_engine_says_the_same_with_graphs_and_without(dtype: torch.dtype,
     answers = []
     for is_eager in (False, True):
         loaded = tiny.load(dtype, "cuda")
-        engine = Engine(loaded.model, EngineConfig(slots=4, max_characters=24, is_eager=is_eager), Clock())
+        engine = Engine(loaded.model, EngineConfig(slots=4, segment_letters=24, is_eager=is_eager), Clock())
         for number in range(10):
             text = ["Hello there.", "One sentence. Then another one.", "Hm."][number % 3]
             engine.submit(SpeechRequest(id=str(number), text=text, seed=number, max_frames=10 + 3 * number))

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
+from listening import tuned
 
-from sonoro.core.config import EngineConfig
 from sonoro.core.types import SpeechRequest
 from sonoro.engine.request import Playback, Progress, Request
 from sonoro.engine.scheduler import Plan, Scheduler
@@ -24,7 +24,7 @@ LIMIT = 1000
 def scheduler_of(pages: int = 1_000_000, **changes: object) -> Scheduler:
     values = {"slots": 16, "max_positions": 20_000, "prefill_tokens": 20_000, "codec_wait": 0} | changes
     values.setdefault("chunk_frames", (1, 2, 4, 12))
-    config = dataclasses.replace(EngineConfig(**values).resolve(), codec_batches=values.get("codec_batches", ()))
+    config = dataclasses.replace(tuned(**values).resolve(), codec_batches=values.get("codec_batches", ()))
     return Scheduler(config, PagePool(pages, max_cached=pages), FRAME_S)
 
 
@@ -384,7 +384,7 @@ def test_a_paused_request_keeps_its_slot_and_takes_part_in_nothing() -> None:
 
 
 def test_the_queue_is_bounded_beyond_the_free_slots() -> None:
-    scheduler = scheduler_of(slots=2, max_waiting=3)
+    scheduler = scheduler_of(slots=2, max_queued=3)
     for number in range(5):
         assert not scheduler.is_full()
         scheduler.add(waiting(str(number)))
@@ -396,7 +396,7 @@ def test_the_queue_is_bounded_beyond_the_free_slots() -> None:
 
 
 def test_a_request_between_two_segments_keeps_its_place_in_the_bound() -> None:
-    scheduler = scheduler_of(slots=1, max_waiting=0)
+    scheduler = scheduler_of(slots=1, max_queued=0)
     scheduler.add(request := waiting("a"))
     scheduler.plan(0.0, 0.01)
     scheduler.release(request)

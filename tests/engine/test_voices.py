@@ -238,7 +238,7 @@ def test_what_failed_when_nobody_waited_for_it_any_more_is_tried_again(thread: E
 
 
 def test_who_waits_for_a_voice_counts_as_waiting(model: VoicedSineModel, later: Later) -> None:
-    engine = Engine(model, config_of(slots=1, max_waiting=2), executor=later)
+    engine = Engine(model, config_of(slots=1, max_queued=2), executor=later)
     for name in ("a", "b", "c"):
         engine.submit(clone(name))
     with pytest.raises(EngineBusy):

@@ -234,7 +234,7 @@ def test_a_fault_names_the_text_of_its_segment_as_it_was_written() -> None:
 def test_a_segment_may_be_as_long_as_a_slot() -> None:
     """Each of its words has its time, though its tokens are more than the kernel writes at once."""
     text = " ".join(f"w{number:03}" for number in range(130))
-    roomy = {"max_positions": 1400, "max_frames": 700, "prefill_tokens": 1400, "max_characters": len(text)}
+    roomy = {"max_positions": 1400, "max_frames": 700, "prefill_tokens": 1400, "segment_letters": len(text)}
     engine = Engine(ShownSineModel(), EngineConfig(slots=1, **roomy))
     told = events(engine, SpeechRequest(id="a", text=text, with_words=True))
     words = [word for event in told for word in event.words or ()]

@@ -7,7 +7,7 @@ import pytest
 from engine_processes import FACTORY, nothing_left
 from tiny_checkpoint import write_checkpoint
 
-from sonoro.core.config import EngineConfig
+from sonoro.core.config import EngineConfig, Tuning
 from sonoro.core.errors import ConfigError, EngineError
 from sonoro.profile.engine import EngineBench, Listener, run
 from sonoro.transport.messages import DEFAULT_FACTORY
@@ -75,7 +75,7 @@ def test_levels_are_reported_as_the_design_says(out: Path, capsys: pytest.Captur
 
 def test_requests_that_fail_are_told_and_the_levels_kept(out: Path) -> None:
     # Texts of more than 16 letters do not fit beside the frames.
-    tight = EngineConfig(slots=2, max_positions=28, max_frames=20, page_positions=16)
+    tight = EngineConfig(slots=2, max_positions=28, max_frames=20, tuning=Tuning(page_positions=16))
     with pytest.raises(EngineError, match=r"concurrency 2: text: .* at most 28"):
         run(bench(concurrency=(1, 2), frames=(12, 12), config=tight, out=out, duration_s=0.5))
     rows = json.loads(out.read_text())["rows"]

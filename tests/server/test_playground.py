@@ -159,7 +159,7 @@ def test_the_word_that_is_heard_is_marked_where_it_was_written() -> None:
 def test_stop_is_silent_at_once_and_frees_the_slot() -> None:
     # Almost five seconds are needed to make it: a slow browser still comes in time to stop it.
     text = LONG * 3
-    roomy = {"max_positions": 2400, "prefill_tokens": 2400, "max_frames": 1200, "max_characters": len(text)}
+    roomy = {"max_positions": 2400, "prefill_tokens": 2400, "max_frames": 1200, "segment_letters": len(text)}
     config = dataclasses.replace(CONFIG, slots=1, **roomy)
 
     async def stop() -> None:

@@ -21,7 +21,7 @@ from sonoro.transport.client import EngineClient
 from sonoro.transport.fleet import Fleet
 from sonoro.transport.launch import Limits
 
-CONFIG = EngineConfig(slots=4, max_positions=1200, max_frames=512, max_characters=400)
+CONFIG = EngineConfig(slots=4, max_positions=1200, max_frames=512, segment_letters=400)
 LONG = "A text with a good many words in it, so that it takes a while. " * 5
 FACTORY = "fakes.sine_worker:load"
 

@@ -7,7 +7,7 @@ from fakes.voiced_sine import VoicedSineModel
 from resolving import Engine
 
 from sonoro.audio.files import from_pcm16
-from sonoro.core.config import EngineConfig
+from sonoro.core.config import EngineConfig, Tuning
 from sonoro.core.types import AudioChunk, Event, Failed, Finished, Reference, SpeechRequest
 
 HOP = 80
@@ -15,8 +15,13 @@ HOP = 80
 
 def config_of(**changes: object) -> EngineConfig:
     """Three slots and short segments, but for `changes`."""
-    values = {"slots": 3, "max_positions": 600, "max_frames": 512, "max_characters": 40} | changes
-    return EngineConfig(**values)
+    return tuned(**{"slots": 3, "max_positions": 600, "max_frames": 512, "segment_letters": 40} | changes)
+
+
+def tuned(**values: object) -> EngineConfig:
+    """A configuration of `values`, of which some are fields of `Tuning`."""
+    tuning = {name: values.pop(name) for name in Tuning.__dataclass_fields__ if name in values}
+    return EngineConfig(**values, tuning=Tuning(**tuning))
 
 
 def engine_of(ticks_late: int = 1, **changes: object) -> Engine:

@@ -27,7 +27,7 @@ class Watched:
         # A copy has all members of the model: protocols do not see what `__getattr__` finds.
         watched: Any = copy.copy(model)
         watched.allocate, watched.stage = self.allocate, self.stage
-        values = {"slots": 3, "max_positions": 1536, "max_frames": 64, "max_characters": 200}
+        values = {"slots": 3, "max_positions": 1536, "max_frames": 64, "segment_letters": 200}
         self.engine = Engine(watched, EngineConfig(**values | changes), lambda: 0.0)  # type: ignore[arg-type]
 
     def allocate(self, capacity: Any) -> Any:

@@ -47,14 +47,14 @@ def test_sentences_in_latin_letters_are_joined_by_a_space() -> None:
 
 
 @pytest.mark.parametrize("language", ALPHABETS)
-@pytest.mark.parametrize("max_characters", [16, 40, 300])
-def test_nothing_is_lost_and_nothing_is_too_long(language: str, max_characters: int) -> None:
-    draw = random.Random(f"{language} {max_characters}")
+@pytest.mark.parametrize("max_letters", [16, 40, 300])
+def test_nothing_is_lost_and_nothing_is_too_long(language: str, max_letters: int) -> None:
+    draw = random.Random(f"{language} {max_letters}")
     for _ in range(300):
         text = "".join(draw.choices(ALPHABETS[language], k=draw.randint(0, 400)))
-        segments = split_text(text, language, max_characters)
+        segments = split_text(text, language, max_letters)
         assert spoken("".join(segments)) == spoken(text)
-        assert all(spoken_length(segment) <= max_characters for segment in segments), text
+        assert all(spoken_length(segment) <= max_letters for segment in segments), text
         assert all(spoken(segment) and segment == segment.strip() for segment in segments)
         position = 0
         for segment in segments:
@@ -62,7 +62,7 @@ def test_nothing_is_lost_and_nothing_is_too_long(language: str, max_characters: 
 
 
 @pytest.mark.parametrize(
-    ("text", "language", "max_characters", "expected"),
+    ("text", "language", "max_letters", "expected"),
     [
         ("Hello there.", "english", 100, ["Hello there."]),
         ("  Hello \n", "english", 100, ["Hello"]),
@@ -88,8 +88,8 @@ def test_nothing_is_lost_and_nothing_is_too_long(language: str, max_characters: 
         ("", "english", 100, []),
     ],
 )  # fmt: skip
-def test_splits(text: str, language: str, max_characters: int, expected: list[str]) -> None:
-    assert split_text(text, language, max_characters) == expected
+def test_splits(text: str, language: str, max_letters: int, expected: list[str]) -> None:
+    assert split_text(text, language, max_letters) == expected
 
 
 def test_wide_white_space_beside_a_period_is_no_trap() -> None:

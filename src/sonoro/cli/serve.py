@@ -173,7 +173,7 @@ def _pairs(aliases: list[str]) -> dict[str, str]:
 
 def _resolved(load: dict[str, Any], engine: EngineConfig, server: ServerConfig) -> str:
     """The resolved configuration as YAML."""
-    sections = {"load": load, "engine": dataclasses.asdict(engine.resolve()), "server": server.shown}
+    sections = {"load": load, "engine": engine.resolve().shown, "server": server.shown}
     # JSON first, which makes lists of tuples: YAML has none.
     text: str = yaml.safe_dump(json.loads(json.dumps(sections)), sort_keys=False, default_flow_style=None)
     return text

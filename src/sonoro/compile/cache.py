@@ -28,9 +28,9 @@ logger = logging.getLogger(__name__)
 _TIMEOUT_S = 300.0
 _LOOK_S = 0.002
 _SHAPING = (
-    *("slots", "max_positions", "page_positions", "max_text", "max_frames", "prefill_tokens", "chunk_frames"),
+    *("slots", "max_positions", "max_frames", "prefill_tokens", "chunk_frames"),
     *("codec_dtype", "frame_batches", "prefill_buckets", "codec_batches", "model_settings", "quantization"),
-    *("max_shared_bytes", "is_prefill_fused"),
+    *("max_shared_bytes", "tuning"),
 )
 """The configuration fields on which kernel variants depend."""
 

@@ -112,7 +112,7 @@ def what_fits(
     for quantization in registry.offered(model, on) if needed > allowed else ():
         slots = config.slots
         while slots:
-            sizes: dict[str, Any] = {"frame_batches": (), "codec_batches": (), "codec_frames": 0, "pages": 0}
+            sizes: dict[str, Any] = {"frame_batches": (), "codec_batches": (), "pages": 0}
             smaller = dataclasses.replace(config, slots=slots, quantization=quantization, **sizes)
             if footprint(model, smaller, dtype).least <= allowed:
                 found.append(smaller)

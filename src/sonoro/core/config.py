@@ -9,12 +9,13 @@ import dataclasses
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self, get_type_hints
 
+import msgspec
 import yaml
 
 from sonoro.core.errors import ConfigError, suggestion
@@ -30,11 +31,16 @@ QUANTIZATIONS = ("none", "int8", "fp8")
 class Settings:
     """Base of frozen dataclasses of settings; checks types and bounds, refuses unknown keys. Raises `ConfigError`."""
 
+    REMOVED: ClassVar[Mapping[str, str]] = {}
+    """Keys of earlier versions, and what replaces each."""
+
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
         """The defaults updated by `values`. Raises `ConfigError` for a key that is not a field."""
-        known = [entry.name for entry in _fields(cls)]
+        known = [entry.name for entry in _settings(cls)]
         for key, value in values.items():
+            if key in cls.REMOVED:
+                raise ConfigError(str(key), value, f"it was removed: {cls.REMOVED[key]}")
             if key not in known:
                 nearest = suggestion(str(key), known)
                 limit = f"there is no such key; {nearest}{' ' * bool(nearest)}known keys: {', '.join(known)}"
@@ -47,17 +53,15 @@ class Settings:
         return dataclasses.replace(self, **known)  # type: ignore[type-var]
 
     def __post_init__(self) -> None:
-        for entry in _fields(type(self)):
-            value = getattr(self, entry.name)
-            is_right, limit = _KINDS[str(entry.type)]
-            if not is_right(value):
-                raise ConfigError(entry.name, value if entry.repr else "...", limit)
-        for entry in _fields(type(self)):
-            low, high, choices = (entry.metadata.get(name) for name in ("low", "high", "choices"))
-            if low is not None and high is not None:
-                self._check(entry.name, low, high)
-            if choices and getattr(self, entry.name) not in choices:
-                raise ConfigError(entry.name, getattr(self, entry.name), "it must be " + " or ".join(choices))
+        hints = get_type_hints(type(self))
+        for entry in _settings(type(self)):
+            name, value, metadata = entry.name, getattr(self, entry.name), entry.metadata
+            if not _is_of(value, hints[name]):
+                raise ConfigError(name, value if entry.repr else "...", "it must be " + _KINDS[str(entry.type)])
+            if metadata["low"] is not None:
+                self._check(name, metadata["low"], metadata["high"])
+            if metadata["choices"] and value not in metadata["choices"]:
+                raise ConfigError(name, value, "it must be " + " or ".join(metadata["choices"]))
 
     def _check(self, name: str, low: float, high: float, reason: str = "") -> None:
         value = getattr(self, name)
@@ -68,7 +72,7 @@ class Settings:
 
 def setting(
     default: Any,
-    help: str = "",
+    help: str,
     low: float | None = None,
     high: float | None = None,
     *,
@@ -83,121 +87,129 @@ def setting(
     return field(default=default, metadata=metadata, repr=flag not in ("api_key", "admin_key"))
 
 
-def _fields(kind: Any) -> tuple[dataclasses.Field[Any], ...]:
-    return dataclasses.fields(kind)
+def _settings(kind: Any) -> list[dataclasses.Field[Any]]:
+    """The fields of `kind` that a file may set."""
+    return [entry for entry in dataclasses.fields(kind) if entry.metadata]
 
 
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _is_of(value: object, hint: Any) -> bool:
+    """Whether `value` is of type `hint`. A string must hold no NUL, a list no empty string."""
+    try:
+        msgspec.convert(value, hint)
+    except msgspec.ValidationError:
+        return False
+    return not (isinstance(value, str) and "\0" in value) and not (isinstance(value, tuple) and "" in value)
 
 
-def _is_mapping(value: object, kinds: type | tuple[type, ...]) -> bool:
-    return (
-        isinstance(value, Mapping)
-        and all(isinstance(key, str) for key in value)
-        and (all(isinstance(one, kinds) for one in value.values()))
-    )
-
-
-_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "bool": (lambda value: isinstance(value, bool), "it must be true or false"),
-    "int": (_is_whole, "it must be a whole number"),
-    "float": (lambda value: isinstance(value, float) or _is_whole(value), "it must be a number"),
-    "str": (lambda value: isinstance(value, str) and "\0" not in value, "it must be a string"),
-    "tuple[int, ...]": (
-        lambda value: isinstance(value, tuple) and all(map(_is_whole, value)),
-        "it must be a list of whole numbers",
-    ),
-    "tuple[str, ...]": (
-        lambda value: isinstance(value, tuple) and all(isinstance(word, str) and word for word in value),
-        "it must be a list of strings that are not empty",
-    ),
-    "Mapping[str, str]": (lambda value: _is_mapping(value, str), "it must hold strings by name"),
-    "Mapping[str, bool | int | float | str]": (
-        lambda value: _is_mapping(value, object),
-        "it must hold settings by name",
-    ),
+_KINDS = {
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a string",
+    "tuple[int, ...]": "a list of whole numbers",
+    "tuple[str, ...]": "a list of strings that are not empty",
+    "Mapping[str, str]": "a mapping of names to strings",
+    "Mapping[str, bool | int | float | str]": "a mapping of names to settings",
 }
-"""By the declared type of a field: a check of its value, and the message if that fails."""
+"""The types of fields in words."""
 
 
 MIN_BOUND_S = 5.0
 """The least bound of a segment: a single word may be drawn out, or follow a breath."""
 
-MIN_MAX_CHARACTERS = 16
-"""The lowest `max_characters`."""
+MIN_SEGMENT_LETTERS = 16
+"""The lowest `segment_letters`."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Constants of an engine that tests and benchmarks vary. No file and no option sets them."""
+
+    page_positions: int = 32
+    """Positions of a KV cache page, a power of two."""
+    is_prefill_fused: bool = True
+    """Prefill with the operations of a decode step; else with those of training."""
+    codec_frames: int = 0
+    """Maximum of frames decoded to audio per tick; 0 for four times the slots."""
+    codec_wait: int = 4
+    """Ticks for which a chunk may wait to be batched with others, if the listener's lead allows it."""
+    codec_overlap: int = 256
+    """With at most so many requests in a decode step, the codec runs on a second stream, beside the next tick's
+    prefills and step. Never on a CPU; more requests were not measured."""
+    max_queued: int = 1024
+    """Requests that may wait in the engine for a slot."""
+    finds_word_heads: bool = True
+    """For a checkpoint without a table of word heads, search for them while idle, after the first request for words."""
 
 
 @dataclass(frozen=True)
 class EngineConfig(Settings):
-    """Capacity, batching and precision of an engine. Raises `ConfigError` naming field, value and limit.
+    """Capacity, batching and precision of an engine. Raises `ConfigError` naming field, value and limit."""
 
-    Capacity. `slots`: requests that run at once; `max_waiting`: requests that may wait for a slot. `max_positions`:
-    backbone positions of a slot, prompt and frames; `max_frames`: frames of a segment; `max_text`: pending text ids of
-    a slot. `bounds_by_text`: limit a segment's frames by the length of its text, unless the request does.
-    `max_characters`: letters of a segment (as `text.splitting` counts). `max_live_characters`: characters of a
-    live request; `live_max_s`: seconds of audio of a live segment, which bounds its letters too. `max_voices`: voices
-    cached by the engine; `max_registered_voices`: uploaded voices, stored in `voices_folder`, a folder or the URL of a
-    bucket (in memory if empty). `page_positions`: positions of a KV cache page; `pages`: pages shared by all slots,
-    allocated as positions are used; 0 for as many as a third of the slots (at least four) can use, within
-    `memory_fraction` of the GPU. `prefix_cache_bytes`: size of the prefix cache; 0 turns it off.
+    slots: int = setting(16, "requests that the engine runs at once", 1, 4096)
+    max_positions: int = setting(2048, "backbone positions of a slot: prompt and frames")
+    max_frames: int = setting(1024, "frames of a segment", 1, 1_000_000)
+    bounds_by_text: bool = setting(True, "limit a segment's frames by the length of its text, unless the request does")
+    segment_letters: int = setting(
+        300, "letters of a segment, as `text.splitting` counts them", MIN_SEGMENT_LETTERS, 100_000
+    )
+    max_voices: int = setting(32, "voices that the engine keeps ready", 1, 1_000_000)
+    max_registered_voices: int = setting(1000, "uploaded voices", 0, 1_000_000)
+    voices_folder: str = setting("", "folder or bucket (s3://...) for uploaded voices; empty: in memory")
+    pages: int = setting(
+        0,
+        "pages of the KV cache, shared by all slots; 0 for as many as a third of the slots (at least four) can use, "
+        "within memory_fraction",
+    )
+    prefix_cache_bytes: int = setting(2**30, "size of the prefix cache; 0 turns it off", 0, 10**15)
+    memory_fraction: float = setting(0.9, "part of the GPU's memory that the engine may use", 0.01, 1.0)
+    prefill_tokens: int = setting(2048, "prompt tokens of one tick")
+    chunk_frames: tuple[int, ...] = setting(
+        (1, 4, 12),
+        "lengths of codec chunks: a request's first has the first length, later ones grow with the listener's lead",
+    )
+    codec_device: str = setting("", "a device of its own for the codec, such as cuda:1; empty for the model's")
+    codec_dtype: str = setting(
+        "auto",
+        "auto is float32 on a CPU; else float16 if all activations fit it with a margin, else the next that agrees "
+        "with float32",
+        choices=CODEC_DTYPES,
+    )
+    quantization: str = setting(
+        "none",
+        "storage of the language model's weights, quantised at load: int8, fp8 (E4M3), or none for the compute dtype",
+        choices=QUANTIZATIONS,
+    )
+    max_shared_bytes: int = setting(
+        0, "shared memory per block, to make a large card behave like a smaller one; 0 for the GPU's own limit"
+    )
+    frame_batches: tuple[int, ...] = setting(
+        (), "batch sizes of decode steps to capture as CUDA graphs; empty for powers of two up to slots"
+    )
+    prefill_buckets: tuple[int, ...] = setting(
+        (),
+        "prompt tokens to capture; empty for powers of two, with midpoints from 64 on, up to 512 or 32 per slot, at "
+        "most 2,048",
+    )
+    codec_batches: tuple[int, ...] = setting((), "batch sizes of the codec to capture; empty for 1, 4, 16 up to 32")
+    is_eager: bool = setting(False, "no CUDA graphs: the same kernels, launched one by one")
+    is_ready_early: bool = setting(False, "be ready with some graphs captured, and capture the others when idle")
+    model_settings: Mapping[str, bool | int | float | str] = setting({}, "the model's own (docs/differences.md)")
+    tuning: Tuning = Tuning()
 
-    Batching. `prefill_tokens`: prompt tokens of one tick; `is_prefill_fused`: prefill with the operations
-    of a decode step; without, with those of training, for comparison. `chunk_frames`: the frames of a codec chunk: the
-    first of a request has the first length, later ones grow with the listener's lead. `codec_frames`: maximum of frames
-    decoded to audio per tick; 0 for four times the slots. `codec_wait`: ticks for which a chunk may wait to be batched
-    with others, if the lead allows it.
-
-    Model. `model_settings`: the model's own settings by name, listed in docs/differences.md. `finds_word_heads`: for a
-    checkpoint without a table of word heads, search for them while idle, after the first request for words.
-
-    Devices and dtypes. `codec_device`: a device of its own for the codec, such as "cuda:1"; empty for the model's. Then
-    `codec_overlap` applies: with at most so many requests in a decode step, the codec runs on a second stream, beside
-    the next tick's prefills and step (never on a CPU; more were not measured). `codec_dtype`: float16, bfloat16 or
-    float32; auto is float32 on a CPU, else float16 if all activations fit it with a margin, else the next that agrees
-    with float32. `quantization`: storage of the language model's weights, int8 or fp8 (E4M3), quantised at load; none
-    for the compute dtype. `max_shared_bytes`: shared memory per block, 0 for the GPU's own limit; with
-    `memory_fraction` it makes a large card behave like a smaller one.
-
-    CUDA graphs: batch sizes to capture, ascending; empty for powers of two. `frame_batches`: up to `slots`.
-    `prefill_buckets`: tokens, up to 512 or 32 per slot and at most 2,048, with midpoints from 64 on. `codec_batches`:
-    up to 32. `is_eager`: capture nothing; the same kernels, launched one by one. `is_ready_early`: be ready with some
-    sizes captured, and capture the others while idle; an option of `sonoro serve`.
-    """
-
-    slots: int = setting(16, low=1, high=4096)
-    max_waiting: int = setting(1024, low=0, high=10_000_000)
-    max_positions: int = 2048
-    max_frames: int = setting(1024, low=1, high=1_000_000)
-    max_text: int = setting(1024, low=1, high=1_000_000)
-    bounds_by_text: bool = True
-    max_characters: int = setting(300, low=MIN_MAX_CHARACTERS, high=100_000)
-    max_live_characters: int = setting(100_000, low=1, high=100_000_000)
-    live_max_s: float = 60.0
-    max_voices: int = setting(32, low=1, high=1_000_000)
-    max_registered_voices: int = setting(1000, low=0, high=1_000_000)
-    voices_folder: str = ""
-    page_positions: int = setting(32, low=16, high=1024)
-    pages: int = 0
-    prefix_cache_bytes: int = setting(2**30, low=0, high=10**15)
-    memory_fraction: float = setting(0.9, low=0.01, high=1.0)
-    prefill_tokens: int = 2048
-    is_prefill_fused: bool = True
-    chunk_frames: tuple[int, ...] = (1, 4, 12)
-    codec_frames: int = 0
-    codec_wait: int = setting(4, low=0, high=1000)
-    codec_device: str = ""
-    codec_overlap: int = setting(256, low=0, high=4096)
-    codec_dtype: str = setting("auto", choices=CODEC_DTYPES)
-    quantization: str = setting("none", choices=QUANTIZATIONS)
-    max_shared_bytes: int = 0
-    frame_batches: tuple[int, ...] = ()
-    prefill_buckets: tuple[int, ...] = ()
-    codec_batches: tuple[int, ...] = ()
-    is_eager: bool = False
-    is_ready_early: bool = False
-    finds_word_heads: bool = True
-    model_settings: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "max_characters": "it is called segment_letters",
+        "max_text": "it follows from max_frames",
+        "max_waiting": "max_waiting of the section server bounds the requests that wait",
+        "max_live_characters": "it is always 100000",
+        "live_max_s": "it is always 60",
+        "page_positions": "it is always 32",
+        "is_prefill_fused": "it is always true",
+        "codec_frames": "it is always four times slots",
+        "codec_wait": "it is always 4",
+        "codec_overlap": "it is always 256",
+        "finds_word_heads": "heads are always searched for; a table made by `sonoro calibrate` saves the search",
+    }
 
     @classmethod
     def from_file(cls, path: str | Path) -> Self:
@@ -209,16 +221,11 @@ class EngineConfig(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check("max_positions", self.max_frames + 1, 10_000_000, "room for a prompt before max_frames frames")
-        self._check("live_max_s", MIN_BOUND_S, 100_000, "a single word may be drawn out")
-        if self.page_positions & (self.page_positions - 1):
-            raise ConfigError("page_positions", self.page_positions, "it must be a power of two")
         if self.pages:
             self._check("pages", self.pages_per_slot, 100_000_000, "one request of max_positions must fit")
         self._check("prefill_tokens", self.max_positions - 1, 1_000_000, "the longest prompt must fit into a tick")
         if not self.chunk_frames:
             raise ConfigError("chunk_frames", self.chunk_frames, "it must hold at least one length")
-        if self.codec_frames:
-            self._check("codec_frames", self.slots, 10_000_000, "every slot makes a frame in a tick")
         if not re.fullmatch(r"(cpu|cuda:[0-9]{1,3})?", self.codec_device):
             raise ConfigError("codec_device", self.codec_device, 'it must be empty, cpu, or a GPU as "cuda:1"')
         if self.max_shared_bytes:
@@ -228,6 +235,26 @@ class EngineConfig(Settings):
             self._check_sizes(name, 1, most)
         if self.frame_batches and self.frame_batches[-1] != self.slots:
             raise ConfigError("frame_batches", self.frame_batches, f"the largest must be slots, {self.slots}")
+
+    @property
+    def page_positions(self) -> int:
+        """Positions of a page."""
+        return self.tuning.page_positions
+
+    @property
+    def max_text(self) -> int:
+        """Pending text ids of a slot. A frame takes one."""
+        return max(1024, self.max_frames)
+
+    @property
+    def codec_frames(self) -> int:
+        """Maximum of frames decoded to audio per tick."""
+        return self.tuning.codec_frames or 4 * self.slots
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """What a file may set."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if name != "tuning"}
 
     @property
     def pages_per_slot(self) -> int:
@@ -259,7 +286,6 @@ class EngineConfig(Settings):
             frame_batches=self.frame_batches or _powers_of_two(self.slots),
             prefill_buckets=self.prefill_buckets or _with_halves(_powers_of_two(prompt_tokens, first=16)),
             codec_batches=self.codec_batches or _powers_of_two(min(32, self.slots), factor=4),
-            codec_frames=self.codec_frames or 4 * self.slots,
         )
 
     def _check_sizes(self, name: str, low: int, high: int) -> None:

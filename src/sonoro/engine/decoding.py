@@ -38,8 +38,8 @@ class Decoding:
         self, codec: Codec, state: CodecState, config: EngineConfig, pool: GraphPool, stream: torch.cuda.Stream | None
     ) -> None:
         self._codec, self._state, self.device = codec, state, state.device
-        self.stream, self.is_apart, self._most_beside = stream, state.is_apart, config.codec_overlap
-        self.has_own_stream = state.is_apart or (stream is not None and config.codec_overlap > 0)
+        self.stream, self.is_apart, self._most_beside = stream, state.is_apart, config.tuning.codec_overlap
+        self.has_own_stream = state.is_apart or (stream is not None and config.tuning.codec_overlap > 0)
         if self.has_own_stream and stream is not None:
             pool, self.stream = GraphPool(), torch.cuda.Stream(self.device, priority=-1)
             self.stream.wait_stream(torch.cuda.current_stream(self.device))

@@ -200,7 +200,7 @@ def _decode_largest(model: SpeechModel, config: EngineConfig, history: Any, fram
 def graph_bytes(model: SpeechModel, config: EngineConfig) -> int:
     """Upper estimate of the memory of all graphs of `model` for resolved `config` except the codec's."""
     # By batch: admission and decode step, and the codec's own admission if it runs on a second stream.
-    by_batch = 2 + (config.codec_overlap > 0 and not config.codec_device)
+    by_batch = 2 + (config.tuning.codec_overlap > 0 and not config.codec_device)
     prefills = 1 + isinstance(model, TextPromptModel)
     return (by_batch * len(config.frame_batches) + prefills * len(config.prefill_buckets)) * _GRAPH_BYTES
 
@@ -221,5 +221,5 @@ def capacity_of(config: EngineConfig, pages: int) -> Capacity:
         page_positions=config.page_positions,
         pages=pages,
         max_tokens=config.prefill_tokens,
-        is_prefill_fused=config.is_prefill_fused,
+        is_prefill_fused=config.tuning.is_prefill_fused,
     )

@@ -150,7 +150,7 @@ class Engine:
     def submit(self, params: SpeechRequest) -> None:
         """Accept a resolved request, `params`; its events carry its id. It is queued once its voice is encoded.
 
-        Raises `InvalidRequest` for what this model cannot speak, `EngineBusy` if `max_waiting` requests are waiting.
+        Raises `InvalidRequest` for what this model cannot speak, `EngineBusy` if too many requests are waiting.
         """
         assert params.is_resolved, "the caller resolves a request (ModelSpec.resolve)"
         if params.id in self._requests:
@@ -210,7 +210,7 @@ class Engine:
     def encode_voice(self, references: tuple[Reference, ...]) -> Future[EncodedVoice]:
         """Encode `references` into a voice for the caller to store; it also enters this engine's cache of voices.
 
-        Raises `EngineBusy` if `max_waiting` requests are waiting, and as `Voices.encode` does; the future fails with
+        Raises `EngineBusy` if too many requests are waiting, and as `Voices.encode` does; the future fails with
         `InvalidReference`.
         """
         self._check_room()
@@ -271,9 +271,7 @@ class Engine:
 
     def _check_room(self) -> None:
         if self.scheduler.is_full(len(self._awaiting_voice) + self.voices.saving):
-            raise EngineBusy(
-                f"{self.config.max_waiting} requests (max_waiting) are waiting for a slot; try again later"
-            )
+            raise EngineBusy(f"{self.config.tuning.max_queued} requests are waiting for a slot; try again later")
 
     def _queue_with_voice(self) -> None:
         """Queue one request whose voice has been encoded. One per tick: cutting a long reference takes milliseconds."""

@@ -25,7 +25,7 @@ class FoundHeads:
     """The search for the word heads of `model`, advanced by `search` once they are `wanted`.
 
     The constructor sets heads of an earlier search in the model, so make it before any `allocate`. It searches only if
-    `config.finds_word_heads`.
+    `config.tuning.finds_word_heads`.
     """
 
     def __init__(self, model: SpeechModel, config: EngineConfig) -> None:
@@ -33,7 +33,9 @@ class FoundHeads:
         """Whether a request has asked for words."""
         self._model: SpeechModel = model
         self._search: HeadSearch | None = None
-        self.is_sought = config.finds_word_heads and isinstance(model, ShowsWords) and not model.word_heads.places
+        self.is_sought = (
+            config.tuning.finds_word_heads and isinstance(model, ShowsWords) and not model.word_heads.places
+        )
         """Whether the heads are unknown and may be searched for."""
         self._file = word_heads_folder() / f"{model.fingerprint}.json" if self.is_sought else None
         if self._file is not None and self._file.is_file():

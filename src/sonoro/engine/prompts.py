@@ -30,6 +30,12 @@ from sonoro.text.splitting import (
     with_lead,
 )
 
+_MAX_LIVE_CHARACTERS = 100_000
+"""Characters of a live request."""
+
+_LIVE_MAX_S = 60.0
+"""Seconds of audio of a live segment, which bound its letters too."""
+
 
 class Prompts:
     """Makes segments and prompts for `model`, for slots of `config` that share `pages` pages."""
@@ -124,8 +130,8 @@ class Prompts:
             # A piece begins with the white space behind the one before it.
             lambda text: split(text.lstrip()),
             request.params.language or "auto",
-            min(self._config.max_characters, int(self._config.live_max_s / SECONDS_PER_LETTER)),
-            self._config.max_live_characters,
+            min(self._config.segment_letters, int(_LIVE_MAX_S / SECONDS_PER_LETTER)),
+            _MAX_LIVE_CHARACTERS,
         )
 
     def _split(self, params: SpeechRequest) -> Callable[[str], list[str]]:
@@ -133,7 +139,7 @@ class Prompts:
 
         def split(text: str) -> list[str]:
             parts = self._model.segments(text, language)
-            most = self._config.max_characters
+            most = self._config.segment_letters
             return [piece for part in parts for piece in with_lead(part, split_text(part, language, most))]
 
         return split
@@ -147,7 +153,7 @@ class Prompts:
         elif segment.is_whole:
             most = self._max_frames
         else:
-            most = math.ceil(self._config.live_max_s / self._spec.frame_s)
+            most = math.ceil(_LIVE_MAX_S / self._spec.frame_s)
         return min(most, self._max_frames)
 
     def _expected_frames(self, request: Request, segment: Segment) -> int:

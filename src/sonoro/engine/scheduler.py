@@ -118,8 +118,8 @@ class Scheduler:
         return is_work or self._admissible() is not None or self._is_kept_out
 
     def is_full(self, others: int = 0) -> bool:
-        """Whether `max_waiting` is reached, counting `others` that wait outside the queue."""
-        return self.waiting + others >= self._config.max_waiting + self._slots.free
+        """Whether `max_queued` is reached, counting `others` that wait outside the queue."""
+        return self.waiting + others >= self._config.tuning.max_queued + self._slots.free
 
     @property
     def waiting(self) -> int:
@@ -383,7 +383,7 @@ class Scheduler:
         else:
             urgency = _Urgency.HOLDS_SLOT if request.is_ending else _Urgency.CAN_WAIT
         is_stuck = by_rule or request.is_starving or request in self._out_of_pages
-        has_waited = ready - frames >= self._config.codec_wait
+        has_waited = ready - frames >= self._config.tuning.codec_wait
         can_wait = urgency is _Urgency.CAN_WAIT and not (is_stuck or has_waited)
         return _Chunk(urgency, lead_s, frames, request, can_wait)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import hashlib
 import hmac
 import logging
@@ -349,7 +348,7 @@ class Service:
         encoding.close()
         letters = spoken_length(body.input)
         # Two adjacent segments are together longer than one may be; otherwise they would be one.
-        segments = 1 + 2 * letters // config.max_characters
+        segments = 1 + 2 * letters // config.segment_letters
         if body.max_new_tokens is not None:
             audio_s = body.max_new_tokens * spec.frame_s
         else:
@@ -374,7 +373,7 @@ class Service:
     def configuration(self) -> dict[str, Any]:
         """The resolved configuration of engines and server, without secrets and local paths."""
         settings, ready = self.client.settings, self.client.ready
-        engine = dataclasses.asdict(settings.config.resolve())
+        engine = settings.config.resolve().shown
         load = {name: getattr(settings, name) for name in ("device", "dtype", "load_format")}
         memory = {"gpu_memory_mib": ready.gpu_memory_mib, "graph_memory_mib": ready.graph_memory_mib}
         phases = {name: round(seconds, 3) for name, seconds in ready.phases.items()}

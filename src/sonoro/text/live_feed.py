@@ -62,7 +62,7 @@ class LiveFeed:
             raise InvalidRequest("text", text, "the text was already ended")
         self.characters += len(text)
         if self.characters > self._max_characters:
-            limit = f"at most {self._max_characters} characters for a live request (max_live_characters)"
+            limit = f"at most {self._max_characters} characters for a live request"
             raise InvalidRequest("text", f"{self.characters} characters", limit)
         self._text += text
 

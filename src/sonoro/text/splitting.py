@@ -17,7 +17,7 @@ from functools import cached_property
 
 import sentencex
 
-from sonoro.core.config import MIN_BOUND_S, MIN_MAX_CHARACTERS
+from sonoro.core.config import MIN_BOUND_S, MIN_SEGMENT_LETTERS
 from sonoro.core.types import is_speakable
 
 LETTERS_PER_S = 15.0
@@ -151,22 +151,22 @@ def frames_expected(text: str, language: str, frame_s: float) -> int:
     return math.ceil((1.0 + spoken_length(text) / LETTERS_PER_S) / frame_s)
 
 
-def split_text(text: str, language: str, max_characters: int) -> list[str]:
-    """Split `text` into segments of at most `max_characters` (as `spoken_length` counts).
+def split_text(text: str, language: str, max_letters: int) -> list[str]:
+    """Split `text` into segments of at most `max_letters` (as `spoken_length` counts).
 
     Neighbouring sentences share a segment if they fit. A longer sentence is split after clause punctuation, else at
     white space, else anywhere but before a combining mark. Only white space at the edges and segments without a letter
     or digit are dropped. `language` is a name or an ISO code.
     """
-    assert max_characters >= MIN_MAX_CHARACTERS, max_characters
+    assert max_letters >= MIN_SEGMENT_LETTERS, max_letters
     pieces = _sentences(text, _language_code(text, language))
     for split in (_after(_CLAUSE_END), _after(_SPACE), _characters):
         pieces = [
             part
             for piece in pieces
-            for part in (_packed(split(piece), max_characters) if _is_long(piece, max_characters) else [piece])
+            for part in (_packed(split(piece), max_letters) if _is_long(piece, max_letters) else [piece])
         ]
-    return [segment for piece in _packed(pieces, max_characters) if is_speakable(segment := piece.strip())]
+    return [segment for piece in _packed(pieces, max_letters) if is_speakable(segment := piece.strip())]
 
 
 def with_lead(text: str, segments: list[str]) -> list[str]:
@@ -205,41 +205,41 @@ def cut_live(
     text: str,
     given: int,
     language: str,
-    max_characters: int,
+    max_letters: int,
     *,
     is_last: bool,
     length: Callable[[str], int] | None = None,
 ) -> tuple[int, bool]:
     """How many characters of arriving `text` may be spoken now as one segment, and whether the segment ends there.
 
-    `given` characters were released before. Text that ends (`is_last`) within `max_characters` is one segment, as for
+    `given` characters were released before. Text that ends (`is_last`) within `max_letters` is one segment, as for
     `split_text`. Otherwise text is released at once up to a sentence end past the segment's middle, from there by whole
     sentences that fit; the segment ends at a sentence end, else after a clause, else at white space, else anywhere.
     `length` measures a text (default: `spoken_length`).
     """
-    length, middle = length or spoken_length, max_characters // 2
-    window = text[: 2 * max_characters + _AHEAD]
+    length, middle = length or spoken_length, max_letters // 2
+    window = text[: 2 * max_letters + _AHEAD]
     letters = length(text.strip()) if len(window) == len(text) else math.inf
-    if letters <= max_characters and (is_last or letters < middle):
+    if letters <= max_letters and (is_last or letters < middle):
         return len(text), is_last
     ends = _sentence_ends(window, language)
-    if letters <= max_characters:
+    if letters <= max_letters:
         is_past_middle = any(length(text[:end].strip()) >= middle for end in ends)
         return max(given, ends[-1] if is_past_middle else len(text)), False
     for cuts in (ends, _ends_of(_CLAUSE_END, window), _ends_of(_SPACE, window), range(1, len(window) + 1)):
         fitting = [cut for cut in cuts if cut >= max(given, 1)]
         # Lengths grow with the text, so the longest that fits is found by bisection.
-        fits = bisect.bisect_right(fitting, max_characters, key=lambda cut: length(window[:cut].strip()))
+        fits = bisect.bisect_right(fitting, max_letters, key=lambda cut: length(window[:cut].strip()))
         if fits:
             return fitting[fits - 1], True
     return max(given, 1), True
 
 
-def cut_sentence(text: str, language: str, max_characters: int, *, is_last: bool) -> int:
+def cut_sentence(text: str, language: str, max_letters: int, *, is_last: bool) -> int:
     """How many characters of arriving `text` are its first complete sentence, or the part of a longer one that a
     segment can hold; 0 while that is unknown."""
-    ends = _sentence_ends(text[: 2 * max_characters + _AHEAD], language)
-    cut, is_cut = (ends[0], True) if ends else cut_live(text, 0, language, max_characters, is_last=is_last)
+    ends = _sentence_ends(text[: 2 * max_letters + _AHEAD], language)
+    cut, is_cut = (ends[0], True) if ends else cut_live(text, 0, language, max_letters, is_last=is_last)
     return cut if is_cut else 0
 
 
@@ -248,15 +248,15 @@ def _sentence_ends(text: str, language: str) -> list[int]:
     return list(itertools.accumulate(map(len, _sentences(text, _language_code(text, language)))))[:-1]
 
 
-def _is_long(piece: str, max_characters: int) -> bool:
-    return spoken_length(piece.strip()) > max_characters
+def _is_long(piece: str, max_letters: int) -> bool:
+    return spoken_length(piece.strip()) > max_letters
 
 
-def _packed(pieces: list[str], max_characters: int) -> list[str]:
+def _packed(pieces: list[str], max_letters: int) -> list[str]:
     """Join neighbouring `pieces` while they fit."""
     packed: list[str] = []
     for piece in pieces:
-        if packed and not _is_long(packed[-1] + piece, max_characters):
+        if packed and not _is_long(packed[-1] + piece, max_letters):
             packed[-1] += piece
         else:
             packed.append(piece)

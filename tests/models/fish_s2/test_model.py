@@ -152,7 +152,7 @@ def test_the_floor_counts_every_pass(model: SpeechModel) -> None:
 
 
 def engine_of(model: SpeechModel) -> Engine:
-    sizes = {"slots": 3, "max_positions": 1536, "max_frames": 64, "max_characters": 200}
+    sizes = {"slots": 3, "max_positions": 1536, "max_frames": 64, "segment_letters": 200}
     return Engine(model, EngineConfig(**sizes))
 
 

@@ -233,7 +233,7 @@ def test_the_floor_counts_every_call(model: SpeechModel) -> None:
 
 
 def engine_of(model: SpeechModel, **changes: object) -> Engine:
-    sizes = {"slots": 3, "max_positions": 512, "max_frames": 64, "max_characters": 40} | changes
+    sizes = {"slots": 3, "max_positions": 512, "max_frames": 64, "segment_letters": 40} | changes
     return Engine(model, EngineConfig(**sizes))
 
 

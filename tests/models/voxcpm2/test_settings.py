@@ -18,7 +18,7 @@ from sonoro.models.base import LoadedModel, Prompt, SpeechModel
 from sonoro.models.settings import configure
 from sonoro.nn.flow import calls
 
-SIZES = {"slots": 2, "max_positions": 512, "max_frames": 64, "max_characters": 40}
+SIZES = {"slots": 2, "max_positions": 512, "max_frames": 64, "segment_letters": 40}
 
 
 def loaded(folder: Path, stop: str = "always") -> LoadedModel:

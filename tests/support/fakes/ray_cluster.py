@@ -21,7 +21,7 @@ DEPLOYED = {
 
 
 def arguments(name, voices_folder, generation):
-    engine = {"slots": 4, "max_positions": 1200, "max_frames": 512, "max_characters": 400}
+    engine = {"slots": 4, "max_positions": 1200, "max_frames": 512, "segment_letters": 400}
     return {
         **DEPLOYED[name],
         "engine": {**engine, "voices_folder": voices_folder},
