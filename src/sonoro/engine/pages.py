@@ -7,10 +7,10 @@ never all wait for pages, however long each turns out to be. Pure Python; knows 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from sonoro.engine.request import Allocation, Request
+from sonoro.engine.request import Allocation, Request, allocation_of
 from sonoro.runtime.slots import PagePool
 
 AHEAD = 8
@@ -132,6 +132,132 @@ class Pager:
 
     def _shareable(self, request: Request) -> int:
         return len(request.progress.prefix)
+
+
+class PageGrowth:
+    """Gives `running` requests pages as their steps use them up, and decides who goes without when pages run short.
+
+    Then requests without sent audio are preempted, by `preempt`; then the requests with the longest lead wait for a
+    page. While these or the head of the queue wait for pages, paused requests make their frames, though no audio, so
+    that their pages come free.
+    """
+
+    def __init__(
+        self,
+        pager: Pager,
+        pool: PagePool,
+        running: list[Request],
+        frame_s: float,
+        preempt: Callable[[Request], None],
+    ) -> None:
+        self._pager, self._pool, self._running, self._frame_s = pager, pool, running, frame_s
+        self._preempt = preempt
+        self.out_of_pages: set[Request] = set()
+        """Requests that wait for a page, since the last plan."""
+        self.pages_wanted = False
+        """Whether anybody waited for pages when the last plan was made: paused requests then make frames."""
+        self._paused_out_of_pages: set[Request] = set()
+        self._without_pages: set[Request] = set()
+        """Paused requests whose pages were freed, as all of their frames are output."""
+
+    def forget(self, request: Request) -> None:
+        """Note that `request` is released. Whoever waits for pages is found anew by the next plan."""
+        self._clear()
+        self._without_pages.discard(request)
+        self._pager.note_change()
+
+    def stepping(self) -> list[Request]:
+        """Requests that make a frame in this tick: those with text and pages for it. While pages are wanted, paused
+        requests too."""
+        lacking = self.out_of_pages | self._paused_out_of_pages
+        return [request for request in self._with_text() if request not in lacking]
+
+    def can_free(self, request: Request) -> bool:
+        """Whether paused `request` can make frames, after which its pages come free, or holds pages that it no longer
+        needs."""
+        can_go_on = not (request.is_ending or request.is_starving or request in self._paused_out_of_pages)
+        return can_go_on or self._has_spare_pages(request)
+
+    @property
+    def holding(self) -> list[Request]:
+        """Running requests that hold pages."""
+        if not self._without_pages:
+            return self._running
+        return [request for request in self._running if request not in self._without_pages]
+
+    def grow(self, now_s: float) -> list[NewPages]:
+        """Give pages to requests that have used up theirs: those with sent audio first, then the shortest lead."""
+        self._clear()
+        stepping = self._with_text()
+        growing = [request for request in stepping if self._pager.lacks(request, 1)]
+        if not growing:
+            return []
+        growing.sort(key=lambda request: (not request.playback.has_begun, request.lead_s(now_s, self._frame_s)))
+        spare, grown = self._pager.spare(self.holding), list[NewPages]()
+        for request in growing:
+            if request.allocation is None:
+                # Preempted for one before it.
+                continue
+            if self._pager.lacks(request, 1) > spare:
+                self._make_room(request)
+                spare = 0
+            if request not in self.out_of_pages:
+                grown.append(self._pager.grow(request, 1))
+                spare -= len(grown[-1].numbers)
+        for request in stepping if spare > 0 else ():
+            if 0 < self._pager.lacks(request, AHEAD) <= spare:
+                grown.append(self._pager.grow(request, AHEAD))
+                spare -= len(grown[-1].numbers)
+        return grown
+
+    def grow_paused(self) -> list[NewPages]:
+        """Give paused requests pages for a frame each as far as that is safe. Those without wait."""
+        grown = list[NewPages]()
+        for request in self._with_text():
+            if request.is_paused and self._pager.lacks(request, 1):
+                if self._pager.can_grow(request, self.holding):
+                    grown.append(self._pager.grow(request, 1))
+                else:
+                    self._paused_out_of_pages.add(request)
+        return grown
+
+    def give_back(self) -> None:
+        """Free the pages of paused requests whose frames are all output: only their audio is still to come."""
+        for request in self._running:
+            if request.is_paused and self._has_spare_pages(request):
+                allocation = allocation_of(request)
+                self._pool.release(allocation.pages)
+                allocation.pages.clear()
+                self._without_pages.add(request)
+        self._pager.note_change()
+
+    def _clear(self) -> None:
+        self.out_of_pages.clear()
+        self._paused_out_of_pages.clear()
+        self.pages_wanted = False
+
+    def _with_text(self) -> list[Request]:
+        """Requests that can make a frame, given a page for it."""
+        return [
+            request
+            for request in self._running
+            if not (request.is_ending or request.is_starving) and (self.pages_wanted or not request.is_paused)
+        ]
+
+    def _has_spare_pages(self, request: Request) -> bool:
+        """Whether `request` holds pages though all of its frames are output."""
+        return request.progress.is_done and request not in self._without_pages
+
+    def _make_room(self, request: Request) -> None:
+        """Preempt requests without sent audio until `request`, which has sent some, can have its next page. If it has
+        sent none, or preemption is not enough, it is marked as out of pages."""
+        while not self._pager.can_grow(request, self.holding):
+            others = self._running if request.playback.has_begun else []
+            victims = [other for other in others if not other.playback.has_begun]
+            if not victims:
+                self.out_of_pages.add(request)
+                break
+            self._preempt(victims[-1])
 
 
 def _count(request: Request) -> int:

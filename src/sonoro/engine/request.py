@@ -278,3 +278,9 @@ class Request:
         self.index += 1
         self.attempt = self.attempt + 1 if self.progress.has_rest else 0
         self.progress = Progress()
+
+
+def allocation_of(request: Request) -> Allocation:
+    """The allocation of a request that has one."""
+    assert request.allocation is not None
+    return request.allocation

@@ -7,14 +7,14 @@ presumption costs surplus columns, never audio.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
 from sonoro.core.config import EngineConfig
-from sonoro.engine.pages import AHEAD, NewPages, Pager
-from sonoro.engine.request import Allocation, Request
+from sonoro.engine.pages import NewPages, PageGrowth, Pager
+from sonoro.engine.request import Request, allocation_of
 from sonoro.runtime.slots import PagePool, SlotPool
 from sonoro.transport.messages import PrefixCounts
 
@@ -84,29 +84,27 @@ class _Chunk(NamedTuple):
 class Scheduler:
     """Owns the waiting queue, the slots and the page pool. A request holds its slot and pages until `release`.
 
-    Pages are allocated as positions are used. When they run short, nothing is admitted; then requests without sent
-    audio are preempted; then the requests with the longest lead wait for a page. While these or the head of the queue
-    wait for pages, paused requests make their frames, though no audio, so that their pages come free.
+    When pages run short, nothing is admitted, and `PageGrowth` decides who is preempted and who waits.
 
     `config` is resolved; its `codec_batches` are the sizes to pad to (empty if nothing is padded). `frame_s` is the
     duration of a frame.
     """
 
     def __init__(self, config: EngineConfig, pages: PagePool, frame_s: float) -> None:
-        self._config, self._frame_s = config, frame_s
+        self._config = config
         self._parked: set[Request] = set()
         self._waiting: deque[Request] = deque()
         self._speaking: deque[Request] = deque()
         self._slots, self.pages = SlotPool(config.slots), pages
         self._pager = Pager(pages, config.page_positions)
+        self._preempted: dict[Request, int] = {}
+        """Requests preempted by the plan being made, with the slots they had."""
         self._first: set[Request] = set()
-        self._out_of_pages: set[Request] = set()
-        self._paused_out_of_pages: set[Request] = set()
-        self._without_pages: set[Request] = set()
+        """Preempted requests that have not been queued again."""
         self._admissions_closed = False
-        # Whether somebody waited for pages when the last plan was made.
-        self._pages_wanted = False
         self.running: list[Request] = []
+        self._growth = PageGrowth(self._pager, pages, self.running, frame_s, self._preempt)
+        self._chunks = ChunkPlanner(config, frame_s, self._growth.out_of_pages)
         self.prefixes = PrefixCounts()
         """Hits, misses and positions of the prefix cache so far; the pool counts evictions and kept pages."""
 
@@ -146,13 +144,9 @@ class Scheduler:
 
     def release(self, request: Request) -> None:
         """Remove a request from the queue, or free its slot and pages; results still in flight become void."""
-        self._out_of_pages.clear()
-        self._paused_out_of_pages.clear()
-        self._pages_wanted = False
+        self._growth.forget(request)
         self._first.discard(request)
-        self._without_pages.discard(request)
         self._admissions_closed = False
-        self._pager.note_change()
         if request.allocation is None:
             self._parked.discard(request)
             queue = self._speaking if request.index else self._waiting
@@ -178,126 +172,38 @@ class Scheduler:
 
     def plan(self, now_s: float, tick_s: float) -> Plan:
         """Plan a tick at `now_s`, and count its steps and columns as launched. `tick_s`: the average tick duration."""
+        growth = self._growth
         self._pager.note_change()
-        if self._out_of_pages or self._is_kept_out:
-            self._give_back()
-        preempted, pages = self._grow(now_s)
+        if growth.out_of_pages or self._is_kept_out:
+            growth.give_back()
+        self._preempted = {}
+        pages = growth.grow(now_s)
         admit = self._admit()
-        self._pages_wanted = bool(self._out_of_pages) or self._is_kept_out
-        if self._pages_wanted:
-            pages += self._grow_paused()
-        active = [request for request in self.running if not request.is_paused]
-        lacking = self._out_of_pages | self._paused_out_of_pages
-        frame = [request for request in self._stepping() if request not in lacking]
+        growth.pages_wanted = bool(growth.out_of_pages) or self._is_kept_out
+        if growth.pages_wanted:
+            pages += growth.grow_paused()
+        frame = growth.stepping()
         text = [LateText(request, request.pending_ids, ids) for request in frame if (ids := request.late_ids)]
         for request, _, ids in text:
-            _held(request).appended += len(ids)
+            allocation_of(request).appended += len(ids)
         for request in frame:
-            _held(request).steps += 1
-        return Plan(preempted, admit, pages, text, frame, self._plan_codec(active, now_s, tick_s))
+            allocation_of(request).steps += 1
+        active = [request for request in self.running if not request.is_paused]
+        return Plan([*self._preempted.items()], admit, pages, text, frame, self._chunks.plan(active, now_s, tick_s))
 
     def _is_work(self, request: Request) -> bool:
         if request.is_paused:
-            return self._pages_wanted and self._can_free(request)
-        is_waiting = request.is_starving or request in self._out_of_pages
-        return not is_waiting or self._due_frames(request, request.undecoded, 0.0, 0.0) > 0
+            return self._growth.pages_wanted and self._growth.can_free(request)
+        is_waiting = request.is_starving or request in self._growth.out_of_pages
+        return not is_waiting or self._chunks.due_frames(request, request.undecoded, 0.0, 0.0) > 0
 
-    def _stepping(self) -> list[Request]:
-        """Requests that can make a frame, given a page for it; while pages are sought, paused requests too."""
-        return [
-            request
-            for request in self.running
-            if not (request.is_ending or request.is_starving) and (self._pages_wanted or not request.is_paused)
-        ]
-
-    def _can_free(self, request: Request) -> bool:
-        """Whether paused `request` can make frames, after which its pages come free, or holds some that it could free
-        now."""
-        can_go_on = not (request.is_ending or request.is_starving or request in self._paused_out_of_pages)
-        return can_go_on or self._has_spare_pages(request)
-
-    def _has_spare_pages(self, request: Request) -> bool:
-        """Whether `request` holds pages though all of its frames are made."""
-        return request.progress.is_done and request not in self._without_pages
-
-    @property
-    def _holding(self) -> list[Request]:
-        """Running requests that hold pages."""
-        if not self._without_pages:
-            return self.running
-        return [request for request in self.running if request not in self._without_pages]
-
-    def _grow(self, now_s: float) -> tuple[list[tuple[Request, int]], list[NewPages]]:
-        """Give pages to requests that have used up theirs: sent audio first, then the shortest lead.
-
-        Returns the preempted requests with the slots they had, and the pages given.
-        """
-        self._pages_wanted = False
-        self._out_of_pages.clear()
-        self._paused_out_of_pages.clear()
-        stepping = self._stepping()
-        growing = [request for request in stepping if self._pager.lacks(request, 1)]
-        if not growing:
-            return [], []
-        growing.sort(key=lambda request: (not request.playback.has_begun, request.lead_s(now_s, self._frame_s)))
-        preempted, spare = list[tuple[Request, int]](), self._pager.spare(self._holding)
-        grown = list[NewPages]()
-        for request in growing:
-            if request.allocation is None:
-                # Preempted for one before it.
-                continue
-            if self._pager.lacks(request, 1) > spare:
-                preempted += self._make_room(request)
-                spare = 0
-            if request not in self._out_of_pages:
-                grown.append(self._pager.grow(request, 1))
-                spare -= len(grown[-1].numbers)
-        for request in stepping if spare > 0 else ():
-            if 0 < self._pager.lacks(request, AHEAD) <= spare:
-                grown.append(self._pager.grow(request, AHEAD))
-                spare -= len(grown[-1].numbers)
-        return preempted, grown
-
-    def _grow_paused(self) -> list[NewPages]:
-        """Give paused requests pages for a frame each as far as that is safe. Those without wait."""
-        grown = list[NewPages]()
-        for request in self._stepping():
-            if request.is_paused and self._pager.lacks(request, 1):
-                if self._pager.can_grow(request, self._holding):
-                    grown.append(self._pager.grow(request, 1))
-                else:
-                    self._paused_out_of_pages.add(request)
-        return grown
-
-    def _give_back(self) -> None:
-        """Free the pages of paused requests whose frames are all made: only their audio is still to come."""
-        for request in self.running:
-            if request.is_paused and self._has_spare_pages(request):
-                self.pages.release(_held(request).pages)
-                _held(request).pages.clear()
-                self._without_pages.add(request)
-        self._pager.note_change()
-
-    def _make_room(self, request: Request) -> list[tuple[Request, int]]:
-        """Preempt requests without sent audio until `request`, which has sent some, can have its next page.
-
-        If it has sent none, or preemption is not enough, it is marked as out of pages. Returns the preempted requests
-        with their slots.
-        """
-        preempted = []
-        while request.allocation is not None and not self._pager.can_grow(request, self._holding):
-            victims = (
-                [other for other in self.running if not other.playback.has_begun] if request.playback.has_begun else []
-            )
-            if not victims:
-                self._out_of_pages.add(request)
-                break
-            preempted.append((victims[-1], _held(victims[-1]).slot))
-            self.release(victims[-1])
-            self._first.add(victims[-1])
-            # No admissions until a request ends: pages stay short that long.
-            self._admissions_closed = True
-        return preempted
+    def _preempt(self, request: Request) -> None:
+        """Take the slot and pages of running `request`, none of whose audio was sent."""
+        self._preempted[request] = allocation_of(request).slot
+        self.release(request)
+        self._first.add(request)
+        # No admissions until a request ends: pages stay short that long.
+        self._admissions_closed = True
 
     def _admit(self) -> list[Request]:
         """Admit waiting requests in order, as far as slots, pages and `prefill_tokens` allow."""
@@ -318,12 +224,14 @@ class Scheduler:
         """The head of the queue if it can be admitted. Nothing overtakes a request that waits for pages, which might
         starve otherwise."""
         head = self._head
-        return head if head is not None and self._pager.can_admit(head, self._holding) else None
+        return head if head is not None and self._pager.can_admit(head, self._growth.holding) else None
 
     @property
     def _is_kept_out(self) -> bool:
         """Whether the head of the queue waits for pages that paused requests could free."""
-        if self._head is None or not any(request.is_paused and self._can_free(request) for request in self.running):
+        if self._head is None or not any(
+            request.is_paused and self._growth.can_free(request) for request in self.running
+        ):
             return False
         return self._admissible() is None
 
@@ -332,10 +240,20 @@ class Scheduler:
         """The head of the queue, if there is a slot for it and those who run do not lack pages."""
         request = _first_unpaused(self._speaking) or _first_unpaused(self._waiting)
         # A request out of pages that was paused since then blocks no admission: the next plan would not count it.
-        is_out_of_pages = _first_unpaused(self._out_of_pages) is not None
+        is_out_of_pages = _first_unpaused(self._growth.out_of_pages) is not None
         return None if not self._slots.free or self._admissions_closed or is_out_of_pages else request
 
-    def _plan_codec(self, active: list[Request], now_s: float, tick_s: float) -> dict[int, list[Request]]:
+
+class ChunkPlanner:
+    """Chooses the chunks of frames to decode to audio in a tick, as few and as long as the playback leads allow.
+
+    `config` and `frame_s` are those of the scheduler; `out_of_pages` is its set of requests that wait for a page.
+    """
+
+    def __init__(self, config: EngineConfig, frame_s: float, out_of_pages: Set[Request]) -> None:
+        self._config, self._frame_s, self._out_of_pages = config, frame_s, out_of_pages
+
+    def plan(self, active: list[Request], now_s: float, tick_s: float) -> dict[int, list[Request]]:
         """Choose the chunks of this tick by urgency, up to `codec_frames`; an underrun ahead overrides that limit."""
         due = sorted(
             (chunk for request in active if (chunk := self._due_chunk(request, now_s, tick_s)) is not None),
@@ -348,7 +266,7 @@ class Scheduler:
                 chosen.setdefault(chunk.frames, []).append(chunk)
                 left -= chunk.frames
         # Do not wait for a single request, nor beyond the largest batch.
-        most = 1 if len(active) == 1 else max(self._config.codec_batches, default=len(self.running) + 1)
+        most = 1 if len(active) == 1 else max(self._config.codec_batches, default=len(active) + 1)
         codec = {
             frames: self._batch(chunks)
             for frames, chunks in sorted(chosen.items())
@@ -356,7 +274,7 @@ class Scheduler:
         }
         for frames, batch in codec.items():
             for request in batch:
-                _held(request).columns += frames
+                allocation_of(request).columns += frames
         return codec
 
     def _batch(self, chunks: list[_Chunk]) -> list[Request]:
@@ -373,7 +291,7 @@ class Scheduler:
             return None
         by_rule = request.params.is_reproducible
         lead_s = request.launched * self._frame_s if by_rule else request.lead_s(now_s, self._frame_s)
-        frames = self._due_frames(request, ready, lead_s, tick_s)
+        frames = self.due_frames(request, ready, lead_s, tick_s)
         if not frames:
             return None
         if not request.launched:
@@ -387,7 +305,7 @@ class Scheduler:
         can_wait = urgency is _Urgency.CAN_WAIT and not (is_stuck or has_waited)
         return _Chunk(urgency, lead_s, frames, request, can_wait)
 
-    def _due_frames(self, request: Request, ready: int, lead_s: float, tick_s: float) -> int:
+    def due_frames(self, request: Request, ready: int, lead_s: float, tick_s: float) -> int:
         """The chunk length that `request`, with `ready` undecoded frames, decodes in this tick; 0 to wait for a longer
         chunk."""
         sizes = self._config.chunk_frames
@@ -413,11 +331,6 @@ class Scheduler:
             if is_too_slow or _wait_s(size - ready, tick_s) <= lead_s:
                 break
         return 0
-
-
-def _held(request: Request) -> Allocation:
-    assert request.allocation is not None
-    return request.allocation
 
 
 def _wait_s(ticks: int, tick_s: float) -> float:
