@@ -21,7 +21,7 @@ LIMITS = {
     "folders that know word times": 8,
     "holders of temperature": 8,
     "fields of EngineConfig": 33,
-    "modules of a request, server": 12,
+    "modules of a request, server": 10,
     "modules of a request, engine": 25,
     "calls from the loop to a launch": 5,
 }

@@ -115,7 +115,7 @@ async def traced(root: Path, folder: str) -> Figures:
     os.environ |= {"HOUSE": f"{folder}/", "PYTHONPATH": f"{Path(__file__).parent}:{root}/src"}
     sys.path.insert(0, f"{root}/src")
     app, config, service = (import_module(f"sonoro.server.{name}") for name in ("app", "config", "service"))
-    service.VOICES_S = 3600.0  # the server's periodic work is not the request's
+    service.VOICES_S = service.ENGINES_S = 3600.0  # the server's periodic work is not the request's
     fleet = import_module("sonoro.transport.fleet").Fleet.launch(devices=("cpu",), factory="house:load_traced")
     served = app.create_app(fleet, config.ServerConfig().resolve(4))
     async with served.router.lifespan_context(served), AsyncClient(transport=ASGITransport(served)) as client:

@@ -123,14 +123,14 @@ class Replica:
         """Called by Ray periodically, and before the first request: raises unless the server is ready."""
         service = self._app.state.service
         await service.until_started()
-        if (reason := service.unready) is not None:
+        if (reason := service.health.unready) is not None:
             raise EngineError(reason)
         if self._watching is None:
             self._watching = asyncio.create_task(self._watch())
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Called by Ray periodically, for `ByLoadAndWait`."""
-        return {_WAIT: self._app.state.service.gate.longest_wait_s}
+        return {_WAIT: self._app.state.service.speech.gate.longest_wait_s}
 
     async def _watch(self) -> None:
         """Exit as soon as no engine is left; Ray would keep sending requests."""

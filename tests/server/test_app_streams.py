@@ -16,7 +16,7 @@ from server_processes import SETTINGS, check_error, serving
 
 from sonoro.core.types import SpeechRequest
 from sonoro.server.errors import TooManyRequests
-from sonoro.server.stream import Gate
+from sonoro.server.gate import Gate
 
 __all__ = ["nothing_left"]
 

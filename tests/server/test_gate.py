@@ -11,10 +11,10 @@ from engine_processes import LONG, launch_fleet, nothing_left, run, until
 
 from sonoro.audio.encoders import Encoder, Encoding
 from sonoro.core.types import Finished, SpeechRequest
-from sonoro.server import stream
 from sonoro.server.errors import NotReady, TooManyRequests
-from sonoro.server.metrics import Metrics, Observation
-from sonoro.server.stream import Gate, Speech, encoded_audio
+from sonoro.server.gate import Gate
+from sonoro.server.metrics import Metrics
+from sonoro.server.stream import Observation, Speech, encoded_audio
 from sonoro.transport.fleet import Fleet
 
 __all__ = ["nothing_left"]
@@ -32,7 +32,7 @@ def speaking(fleet: Fleet, gate: Gate, name: str) -> AsyncGenerator[bytes | Fini
 def test_who_does_not_read_keeps_a_place_only_while_the_engine_works(
     max_unread_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "MAX_UNREAD_BYTES", max_unread_bytes)
+    monkeypatch.setattr("sonoro.server.gate.MAX_UNREAD_BYTES", max_unread_bytes)
 
     async def listen() -> None:
         async with launch_fleet(count=1) as fleet:

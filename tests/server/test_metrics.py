@@ -6,8 +6,9 @@ import msgspec
 
 from sonoro.core.events import Fault
 from sonoro.core.types import Finished, Timings
-from sonoro.server.metrics import EngineState, Metrics, Observation
-from sonoro.server.stream import JSONBody
+from sonoro.server.bodies import JSONBody
+from sonoro.server.metrics import EngineState, Metrics
+from sonoro.server.stream import Observation
 from sonoro.transport.messages import PrefixCounts, Stats
 
 

@@ -16,8 +16,9 @@ from fakes.sine_worker import HELD
 from server_processes import SETTINGS, Server, check_error, serving
 
 from sonoro.core.errors import EngineClosed
-from sonoro.server.metrics import EngineState, Metrics, Observation
-from sonoro.server.service import Service
+from sonoro.server.health import Health
+from sonoro.server.metrics import EngineState, Metrics
+from sonoro.server.stream import Observation
 
 __all__ = ["nothing_left"]
 
@@ -94,10 +95,10 @@ with listen(SETTINGS) as sock:
 def test_a_defect_is_told_of_under_the_id_of_its_request(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def broken(self: Service) -> bytes:
+    async def broken(self: Health) -> bytes:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Service, "exposition", broken)
+    monkeypatch.setattr(Health, "exposition", broken)
 
     async def ask() -> None:
         async with serving() as server:
@@ -174,7 +175,7 @@ def test_underruns_are_those_of_a_listener_without_a_buffer(
 ) -> None:
     """Chunks of one second each, sent at these times."""
     now_s = 0.0
-    monkeypatch.setattr("sonoro.server.metrics.time.perf_counter", lambda: now_s)
+    monkeypatch.setattr("sonoro.server.stream.time.perf_counter", lambda: now_s)
     metrics = Metrics()
     observation = Observation(metrics, 8000, 0.0, speed)
     for now_s in arrivals_s:  # noqa: B007

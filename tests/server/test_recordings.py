@@ -421,7 +421,7 @@ def test_what_a_client_that_left_has_sent_is_not_decoded(monkeypatch: pytest.Mon
 
     async def ask() -> None:
         async with serving() as server:
-            recordings = server.process.config.app.state.service.recordings
+            recordings = server.process.config.app.state.service.speech.recordings
             holding = [asyncio.create_task(server.http.post("/v1/audio/speech", **named)) for _ in range(2)]
             await until(lambda: stuck.begun == 2)
             for path, body in (("/v1/audio/speech", named), ("/v1/audio/voices", form)):

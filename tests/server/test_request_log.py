@@ -17,7 +17,7 @@ from live_sessions import PATH, session
 from server_processes import SETTINGS, Server, serving
 
 from sonoro.core.logs import LineFormatter
-from sonoro.server.service import Service
+from sonoro.server.speech import SpeechFactory
 
 __all__ = ["nothing_left"]
 
@@ -90,7 +90,7 @@ def test_each_request_leaves_one_line(caplog: pytest.LogCaptureFixture, monkeypa
             assert (first["key"], first["reason"], first["characters"]) == (key, "stop", "20")
             assert first["id"] != second["id"]
 
-            monkeypatch.setattr(Service, "names", broken)
+            monkeypatch.setattr(SpeechFactory, "model_names", broken)
             assert (await line(await http.get("/v1/models", headers=KEY)))["status"] == "500"
             count = len(lines(caplog))
             for probe in ("/health", "/ready", "/"):

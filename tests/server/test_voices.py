@@ -13,7 +13,7 @@ import pytest
 from engine_processes import CONFIG, engines, nothing_left, run, until
 from server_processes import SETTINGS, Server, check_error, recording, serving, sound
 
-from sonoro.server import service, voices
+from sonoro.server import voice_directory, voices
 
 __all__ = ["nothing_left"]
 
@@ -187,13 +187,13 @@ def test_voices_outlive_an_engine_and_a_server(tmp_path: Path) -> None:
 def test_a_folder_that_hangs_is_waited_for_no_longer_than_may_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "VOICES_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(voice_directory, "SCAN_TIMEOUT_S", 0.1)
     config = dataclasses.replace(CONFIG, voices_folder=str(tmp_path))
 
     async def ask() -> None:
         async with serving(config=config) as server:
             assert (await upload(server)).status_code == 201
-            store, is_back = server.process.config.app.state.service.store, asyncio.Event()
+            store, is_back = server.process.config.app.state.service.voices.store, asyncio.Event()
             refresh = store.refresh
 
             async def hang() -> None:
@@ -207,7 +207,7 @@ def test_a_folder_that_hangs_is_waited_for_no_longer_than_may_be(
                 check_error(await server.http.delete(f"{VOICES}/anna"), 503)
             assert (await server.speak(voice="anna")).status_code == 200
             is_back.set()
-            monkeypatch.setattr(service, "VOICES_TIMEOUT_S", 10)
+            monkeypatch.setattr(voice_directory, "SCAN_TIMEOUT_S", 10)
             assert [voice["name"] for voice in (await listed(server))["uploaded_voices"]] == ["anna"]
 
     run(ask())

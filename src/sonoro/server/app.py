@@ -20,14 +20,17 @@ from starlette.routing import Match
 from sonoro.core.errors import SonoroError
 from sonoro.core.version import VERSION
 from sonoro.server.api_page import api_page_routes
+from sonoro.server.batch import batch_routes
 from sonoro.server.config import ServerConfig
-from sonoro.server.dialects import add_dialects
+from sonoro.server.dialects import add_dialects, live_dialects
 from sonoro.server.errors import RefusalResponse, plain_refusal, refusal
+from sonoro.server.health import health_routes
 from sonoro.server.middleware import MAX_HEAD_BYTES, HeadAsGet, HostCheck, RequestIds, connection
+from sonoro.server.models import model_routes
 from sonoro.server.playground import playground_routes
-from sonoro.server.routes import operator_routes, speech_routes
 from sonoro.server.service import Service
 from sonoro.server.sessions import session_routes
+from sonoro.server.speech import speech_routes
 from sonoro.server.voices import voice_routes
 from sonoro.server.websocket import WebSocketConnection
 from sonoro.transport.fleet import Fleet
@@ -53,7 +56,7 @@ def create_app(client: Fleet, config: ServerConfig, on_failure: Callable[[Sonoro
         )
     app.add_middleware(HeadAsGet)
     app.add_middleware(HostCheck, config=config)
-    app.add_middleware(RequestIds)
+    app.add_middleware(RequestIds, caller=service.keys.keyless)
     app.state.service = service
 
     async def tell(request: Request, error: Exception) -> Response:
@@ -61,17 +64,20 @@ def create_app(client: Fleet, config: ServerConfig, on_failure: Callable[[Sonoro
         refused = refusal(error)
         request.state.facts |= {"code": refused.error["code"], "param": refused.error["param"]}
         if request.state.dialect != "native" or request.scope["path"].startswith("/v1/audio/"):
-            service.count_refusal(refused, request.state.request_id, request.state.dialect)
+            service.metrics.count_refusal(refused, request.state.request_id, request.state.dialect)
         return RefusalResponse(refused)
 
     app.add_exception_handler(SonoroError, tell)
     app.add_exception_handler(HTTPException, _tell_of_http)
     app.add_exception_handler(Exception, _tell_of_defect)
+    # Routes are matched in order: speech first, then those of dialects, which share some paths with models and voices.
+    app.include_router(speech_routes(service.speech, service.keys.required))
+    app.include_router(session_routes(service, live_dialects(config)))
     add_dialects(app, service)
-    app.include_router(speech_routes(service))
-    app.include_router(session_routes(service))
+    app.include_router(batch_routes(service))
+    app.include_router(model_routes(service))
     app.include_router(voice_routes(service))
-    app.include_router(operator_routes(service))
+    app.include_router(health_routes(service.health, service.speech))
     app.include_router(playground_routes())
     app.include_router(api_page_routes(app))
     return app

@@ -12,22 +12,24 @@ import time
 from typing import Any
 
 import msgspec
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sonoro.core.errors import InvalidRequest, SonoroError
 from sonoro.core.logs import log_event
 from sonoro.core.types import Finished
-from sonoro.server.errors import AnswerTooLarge, SlowReader, refusal
-from sonoro.server.schemas import BatchBody, SpeechBody, object_of, parse
-from sonoro.server.service import Caller, Service
+from sonoro.server.bodies import json_bytes
+from sonoro.server.errors import Answers, AnswerTooLarge, SlowReader, refusal, refusals
+from sonoro.server.keys import Caller
+from sonoro.server.schemas import BatchBody, SpeechBody, object_of, parse, request_body
+from sonoro.server.service import Service
 from sonoro.server.stream import (
     DISCONNECTED,
     Speech,
     cancel_on_disconnect,
     conclude,
     encoded_audio,
-    json_bytes,
     taken_within,
 )
 
@@ -49,9 +51,31 @@ _RESULT = object_of(
     usage={"type": "object"},
     error={"type": "object"},
 )
-RESULTS_SCHEMA = object_of(
+_RESULTS = object_of(
     ("id", "results", *_COUNTS), id={"type": "string"}, results={"type": "array", "items": _RESULT}, **_COUNTS
 )
+_ANSWERS: Answers = {
+    200: {"description": "the result of each text", "content": {"application/json": {"schema": _RESULTS}}},
+    **refusals(400, 401, 403, 408, 413, 429, 503),
+}
+
+
+def batch_routes(service: Service) -> APIRouter:
+    """The route that speaks several texts; it needs a key if the server has keys."""
+    router, speech = APIRouter(prefix="/v1", dependencies=service.keys.required), service.speech
+
+    @router.post(
+        "/audio/speech/batch", response_class=Response, responses=_ANSWERS, openapi_extra=request_body(BatchBody)
+    )
+    async def batch(request: Request) -> Response:
+        """Speak 1 to 32 texts; answered when all are spoken."""
+        async with contextlib.AsyncExitStack() as held:
+            payload = await held.enter_async_context(speech.bodies.body(request, service.config.max_body_bytes))
+            items = read_batch(service, payload)
+            held.enter_context(speech.answers.take(sum(item.max_bytes for item in items)))
+            return BatchResponse(service, items, request.state.request_id, request.state.caller, held.pop_all())
+
+    return router
 
 
 class Item:
@@ -69,7 +93,7 @@ class Item:
             if self.body.timestamps:
                 limit = "the response to a batch has no word times: ask for this text alone"
                 raise InvalidRequest("timestamps", self.body.timestamps, limit)
-            self.audio_bytes = service.max_audio_bytes(self.body)
+            self.audio_bytes = service.speech.max_audio_bytes(self.body)
         except SonoroError as error:
             self.error = error
 
@@ -82,7 +106,7 @@ def read_batch(service: Service, payload: bytes) -> list[Item]:
     """Parse the texts of a batch. Raises `InvalidRequest`, `AnswerTooLarge` or `NotReady` for the batch as a whole."""
     config = service.config
     batch = parse(BatchBody, payload)
-    service.spec()
+    service.speech.spec()
     common = batch.model_extra or {}
     fields = [common | item for item in batch.items]
     total = sum(len(text) for item in fields if isinstance(text := item.get("input"), str))
@@ -170,17 +194,19 @@ async def _validated(service: Service, item: Item, name: str, caller: Caller) ->
     try:
         if item.error is not None:
             raise item.error
-        return await service.speech(item.body, name, caller)
+        return await service.speech.make(item.body, name, caller)
     except SonoroError as error:
-        service.count_refusal(refusal(error), name)
+        service.metrics.count_refusal(refusal(error), name)
         raise
 
 
 async def _speak(service: Service, item: Item, speech: Speech, arrived_s: float) -> dict[str, Any]:
-    observation = service.observe(item.body.speed, arrived_s)
+    observation = service.speech.observe(item.body.speed, arrived_s)
     reason, audio = DISCONNECTED, bytearray()
     try:
-        async with contextlib.aclosing(encoded_audio(speech, service.client, service.gate, observation)) as parts:
+        async with contextlib.aclosing(
+            encoded_audio(speech, service.client, service.speech.gate, observation)
+        ) as parts:
             async for part in parts:
                 if isinstance(part, Finished):
                     reason = part.reason

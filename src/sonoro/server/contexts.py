@@ -20,8 +20,9 @@ from starlette.websockets import WebSocket
 from sonoro.core.errors import InvalidRequest, SonoroError
 from sonoro.core.types import AudioChunk, Finished, SpeechRequest
 from sonoro.server.errors import TooManyRequests, Unauthorized
+from sonoro.server.keys import ANONYMOUS, Caller
 from sonoro.server.schemas import SpeechBody
-from sonoro.server.service import ANONYMOUS, Caller, Service
+from sonoro.server.service import Service
 from sonoro.server.timeline import CharacterTimes, Timeline
 from sonoro.server.utterance import Utterance
 from sonoro.server.websocket_session import WebSocketSession
@@ -223,7 +224,7 @@ class ContextSession(WebSocketSession):
         """Authorise a client that connected without a key by `key`. Raises `Unauthorized`, and ends the session."""
         if self.caller is ANONYMOUS:
             try:
-                self.service.admit(self._socket, key or "")
+                self.service.keys.admit(self._socket, key or "")
             except Unauthorized:
                 self._socket.state.caller, self.end = ANONYMOUS, "closed"
                 raise

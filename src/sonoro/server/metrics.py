@@ -5,7 +5,7 @@ Each `Metrics` has a registry of its own, so that two servers in a process share
 
 from __future__ import annotations
 
-import time
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,8 +15,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from sonoro.core.events import Fault
+from sonoro.server.errors import Refusal
 from sonoro.transport.messages import Stats
+
+logger = logging.getLogger(__name__)
 
 _SECONDS = (0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.2, 0.35, 0.6, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 _RTF = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0)
@@ -58,75 +60,17 @@ class Metrics:
     def _histogram(self, name: str, help: str, buckets: Sequence[float], *labels: str) -> Histogram:
         return Histogram(f"sonoro_{name}", help, ["model", *labels], registry=self._registry, buckets=buckets)
 
-    def refused(self, reason: str, dialect: str = "native") -> None:
-        """Count a request that was refused before it ran."""
-        self.requests.labels(self.model, dialect, reason).inc()
+    def count_refusal(self, refused: Refusal, name: str, dialect: str = "native") -> None:
+        """Count the request `name` as refused before it ran, and log the reason at debug level."""
+        code = str(refused.error["code"])
+        self.requests.labels(self.model, dialect, code).inc()
+        fields = name, refused.status, code, refused.error["param"]
+        logger.debug("event=refused id=%s status=%d code=%s param=%s", *fields)
 
     def exposition(self, engines: Sequence[EngineState], *, queued: int) -> bytes:
         """Everything in Prometheus' text format; `queued` requests wait at the gate."""
         self._engines.states, self._engines.queued = engines, queued
         return generate_latest(self._registry)
-
-
-class Observation:
-    """Measures one request from `arrived_s`, a time of `time.perf_counter`, until `end`.
-
-    Its audio plays at `speed`. `dialect` is the client's wire format; "native" includes OpenAI's.
-    """
-
-    def __init__(
-        self, metrics: Metrics, sample_rate: int, arrived_s: float, speed: float = 1.0, dialect: str = "native"
-    ) -> None:
-        self._metrics, self._rate, self._arrived_s, self._speed = metrics, sample_rate, arrived_s, speed
-        self._dialect = dialect
-        self._bytes = 0
-        self._unsent_s = 0.0
-        self._played_until_s = float("inf")
-        self.first_packet_s: float | None = None
-        metrics.in_flight.inc()
-        # Labels are resolved once rather than for thousands of chunks per second; this also exports underruns at 0, so
-        # that the first one shows as a rise.
-        self._audio, self._underruns = (each.labels(metrics.model) for each in (metrics.audio, metrics.underruns))
-
-    @property
-    def elapsed_s(self) -> float:
-        return time.perf_counter() - self._arrived_s
-
-    @property
-    def audio_s(self) -> float:
-        return self._bytes / 2 / self._rate
-
-    def made(self, pcm: bytes) -> None:
-        """Add `pcm` (PCM16 mono) from the engine."""
-        self._bytes += len(pcm)
-        self._unsent_s += len(pcm) / 2 / self._rate / self._speed
-        self._audio.inc(len(pcm) / 2 / self._rate)
-
-    def sent(self) -> None:
-        """Note that all audio made so far was sent, except for what the encoder holds back."""
-        now_s = self.elapsed_s
-        if self.first_packet_s is None:
-            self.first_packet_s = self._played_until_s = now_s
-            self._metrics.first_packet.labels(self._metrics.model, self._dialect).observe(now_s)
-        elif now_s > self._played_until_s:
-            self._underruns.inc()
-        self._played_until_s = max(self._played_until_s, now_s) + self._unsent_s
-        self._unsent_s = 0.0
-
-    def caught(self, faults: Sequence[Fault]) -> None:
-        """Count the `faults` that the engine reported."""
-        for fault in faults:
-            self._metrics.faults.labels(self._metrics.model, fault.kind, fault.outcome).inc()
-
-    def end(self, reason: str, *, is_whole: bool) -> None:
-        """Count the request by `reason`; its durations count only if the client got all of it."""
-        model, elapsed_s = self._metrics.model, self.elapsed_s
-        self._metrics.in_flight.dec()
-        self._metrics.requests.labels(model, self._dialect, reason).inc()
-        if is_whole:
-            self._metrics.end_to_end.labels(model).observe(elapsed_s)
-            if self._bytes:
-                self._metrics.rtf.labels(model).observe(elapsed_s / self.audio_s)
 
 
 class _EngineCollector(Collector):

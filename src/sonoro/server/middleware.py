@@ -39,6 +39,7 @@ from sonoro.server.errors import (
     plain_refusal,
     refusal,
 )
+from sonoro.server.keys import Caller
 
 logger = logging.getLogger(__name__)
 
@@ -134,11 +135,11 @@ class RequestIds:
     """Gives each request an id (the client's `X-Request-Id` if it is well-formed) and one log line.
 
     The line holds the `facts` of the request's state, and the path as declared by its route, not as written by the
-    client. Operators' probes are logged at debug level.
+    client. Operators' probes are logged at debug level. The state's `caller` is the given one until a key is shown.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, caller: Caller) -> None:
+        self._app, self._caller = app, caller
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -147,7 +148,8 @@ class RequestIds:
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
         facts: dict[str, object] = {"key": None}
-        cast(dict[str, Any], scope.setdefault("state", {})).update(request_id=request_id, facts=facts, dialect="native")
+        state = {"request_id": request_id, "facts": facts, "dialect": "native", "caller": self._caller}
+        cast(dict[str, Any], scope.setdefault("state", {})).update(state)
         started_s, status, answered = time.perf_counter(), 500, CLIENT_GONE
 
         async def send_named(message: Message) -> None:

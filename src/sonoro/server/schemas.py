@@ -175,6 +175,11 @@ def schema_of(kind: type[BaseModel]) -> dict[str, Any]:
     return inlined
 
 
+def request_body(kind: type[BaseModel]) -> dict[str, Any]:
+    """The OpenAPI description of a route that takes `kind` as JSON."""
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema_of(kind)}}}}
+
+
 def _inline(part: Any, kinds: dict[str, Any]) -> Any:
     if isinstance(part, dict):
         if "$ref" in part:
@@ -238,7 +243,7 @@ def speech_request(
     """
     embedding = None if body.speaker_embedding is None else tuple(body.speaker_embedding)
     has_own_voice = bool(references) or embedding is not None
-    voice = _named_voice(body)
+    voice = named_voice(body)
     uploaded = None if voice is None else registered.get(voice.lower())
     if voice is not None and uploaded is None:
         voice = _model_voice(voice, spec, aliases, has_own_voice=has_own_voice)
@@ -276,7 +281,8 @@ def _check_task(body: SpeechBody, spec: ModelSpec, *, is_cloned: bool) -> None:
         raise InvalidRequest("task_type", body.task_type, limit)
 
 
-def _named_voice(body: SpeechBody) -> str | None:
+def named_voice(body: SpeechBody) -> str | None:
+    """The voice that `body` names. Raises `InvalidRequest` if it names two."""
     voice = body.voice.id if isinstance(body.voice, VoiceId) else body.voice
     if voice is not None and body.speaker is not None and voice != body.speaker:
         raise InvalidRequest("speaker", body.speaker, f"it is another name of voice, which is {voice!r}")

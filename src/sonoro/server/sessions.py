@@ -1,12 +1,17 @@
-"""Live text over a WebSocket: sessions of one utterance after the other. docs/live.md is the protocol."""
+"""Live text over a WebSocket: sessions of one utterance after the other. docs/live.md is the protocol.
+
+Other servers have WebSockets on the same path. The first message tells which protocol a client speaks.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
-from fastapi import APIRouter, Depends, WebSocket
+from fastapi import APIRouter, WebSocket
 from pydantic import BaseModel, ConfigDict
 
 from sonoro.core.errors import InvalidRequest, SonoroError
@@ -19,14 +24,15 @@ from sonoro.server.utterance import CANCELLED, Utterance
 from sonoro.server.websocket_session import End, WebSocketSession
 
 
-def session_routes(service: Service) -> APIRouter:
-    """The route of live sessions; it needs a key if the server has keys."""
-    router = APIRouter(prefix="/v1", dependencies=[Depends(service.authorise)])
+def session_routes(service: Service, dialects: Sequence[type[OtherSession]] = ()) -> APIRouter:
+    """The route of live sessions, native ones and those of `dialects`; it needs a key if the server has keys."""
+    router = APIRouter(prefix="/v1")
 
     @router.websocket("/audio/speech/stream")
     async def stream(socket: WebSocket) -> None:
+        service.keys.check(socket, ("bearer", *(kind.key_scheme for kind in dialects)))
         with service.sessions.take():
-            await LiveSession(socket, service).run()
+            await LiveSession(socket, service, dialects).run()
 
     return router
 
@@ -43,8 +49,9 @@ class _Message(BaseModel):
 class LiveSession(WebSocketSession):
     """One connection. Errors are sent to the client; an error of an utterance does not end the session."""
 
-    def __init__(self, socket: WebSocket, service: Service) -> None:
+    def __init__(self, socket: WebSocket, service: Service, dialects: Sequence[type[OtherSession]] = ()) -> None:
         super().__init__(socket, service)
+        self._dialects = dialects  # of which one may take over at the first message
         self._count = self.facts["utterances"] = 0
         self._settings: tuple[SpeechBody, SpeechRequest] | None = None
         self._utterance: Utterance | None = None
@@ -61,7 +68,7 @@ class LiveSession(WebSocketSession):
         return None if is_listening else self.service.config.session_idle_timeout_s
 
     async def on_open(self) -> None:
-        spec = self.service.spec()
+        spec = self.service.speech.spec()
         await self.send_event("session.created", session_id=self.id, model=spec.name, sample_rate=spec.sample_rate)
 
     async def on_close(self, end: End) -> None:
@@ -89,6 +96,10 @@ class LiveSession(WebSocketSession):
         self._is_skipping = not utterance.is_text_whole
 
     async def handle(self, message: str) -> None:
+        dialects, self._dialects = self._dialects, ()
+        if other := next((kind for kind in dialects if kind.recognises(message)), None):
+            await self.hand_over(other(self._socket, self.service), message)
+            return
         said = parse(_Message, message.encode())
         match said.type:
             case "session.config":
@@ -126,7 +137,7 @@ class LiveSession(WebSocketSession):
     async def _settings_from(self, fields: dict[str, Any]) -> tuple[SpeechBody, SpeechRequest]:
         """The body and the resolved request, both without text, of a session configured by `fields`."""
         body = parse(SpeechBody, {"response_format": "pcm", **fields, "input": ""})
-        speech = await self.service.speech(body, self.id, self.caller, is_live=True, dialect=self.dialect)
+        speech = await self.service.speech.make(body, self.id, self.caller, is_live=True, dialect=self.dialect)
         speech.encoding.close()
         return body, speech.request
 
@@ -149,3 +160,15 @@ class LiveSession(WebSocketSession):
         self._count = self.facts["utterances"] = self._count + 1
         named = msgspec.structs.replace(request, id=f"{self.id}.{self._count}")
         return Utterance(self, self.service, body, named)
+
+
+class OtherSession(LiveSession):
+    """A session in the protocol of another server on the same path."""
+
+    key_scheme = "bearer"
+    """A scheme of the header `Authorization` that may carry the key."""
+
+    @classmethod
+    @abstractmethod
+    def recognises(cls, message: str) -> bool:
+        """Whether a connection whose first message this is speaks this protocol."""

@@ -1,4 +1,4 @@
-"""Streaming responses: encodes the engine's audio as it arrives and sends it, with concurrency limited by a `Gate`.
+"""Streaming responses: encodes the engine's audio as it arrives, sends it, and measures that.
 
 Headers are sent with the first part of the body: a request that fails before gets an error status; one that fails
 later ends with an aborted body or an error event, never like a complete response.
@@ -7,35 +7,23 @@ later ends with an aborted body or an error event, never like a complete respons
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
-import json
-import math
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sonoro.audio.encoders import Encoding
 from sonoro.core.errors import EngineError, SonoroError
-from sonoro.core.events import Word, at_speed
+from sonoro.core.events import Fault
 from sonoro.core.types import AudioChunk, Finished, SpeechRequest, Timings
-from sonoro.server.errors import (
-    AnswerTooLarge,
-    NotReady,
-    Refusal,
-    RefusalResponse,
-    SlowReader,
-    TooManyRequests,
-    refusal,
-)
-from sonoro.server.metrics import Observation
+from sonoro.server.errors import Refusal, RefusalResponse, SlowReader, refusal
+from sonoro.server.gate import Gate
+from sonoro.server.metrics import Metrics
 from sonoro.server.middleware import RESET
-from sonoro.transport.client import RequestStream
 from sonoro.transport.fleet import Fleet
 from sonoro.transport.launch import cancel_tasks
 
@@ -43,147 +31,68 @@ Result = TypeVar("Result")
 
 DISCONNECTED = "disconnected"
 
-NO_ENGINE = "the engine process ended or hangs, and another does not run yet"
-
 SILENCE_S = 0.2
 
-MAX_UNREAD_BYTES = 256 * 2**20
-"""Bound of the unread audio of finished requests whose permits were released; requests with a permit are not counted.
-"""
 
-_FACTS_BYTES, _WORD_BYTES = 1024, 176
-"""Upper bounds in JSON of a result without its audio and words, and of a word, whose characters may be escaped."""
+class Observation:
+    """Measures one request from `arrived_s`, a time of `time.perf_counter`, until `end`.
 
-
-@dataclass(eq=False)
-class _Waiter:
-    """A request that has waited for a permit since `since_s`, a time of the event loop."""
-
-    permit: asyncio.Future[None]
-    since_s: float
-
-
-class Permit:
-    """The right to run a request. Released when the engine has finished the stream that it follows, even while the
-    client still reads; without a stream, at the end of the block that acquired it."""
-
-    def __init__(self, gate: Gate) -> None:
-        self._gate, self._stream = gate, cast(RequestStream | None, None)
-        self._unread_bytes, self._is_held, self._is_over = 0, True, False
-
-    def follow(self, stream: RequestStream) -> None:
-        """Hold the permit until the engine has finished `stream`."""
-        self._stream = stream
-        stream.on_done(self._end)
-
-    def _end(self) -> None:
-        """Release the permit, unless the unread audio would exceed the gate's `MAX_UNREAD_BYTES`."""
-        unread_bytes = 0 if self._is_over or self._stream is None else self._stream.unread_bytes
-        if self._gate.unread_bytes + unread_bytes <= MAX_UNREAD_BYTES:
-            self._unread_bytes = unread_bytes
-            self._gate.unread_bytes += unread_bytes
-            self._release()
-
-    def _close(self) -> None:
-        self._is_over = True
-        self._gate.unread_bytes -= self._unread_bytes
-        if self._stream is None or self._stream.is_ended:
-            self._release()
-
-    def _release(self) -> None:
-        if self._is_held:
-            self._is_held = False
-            self._gate.release()
-
-
-class Gate:
-    """Admits at most `max_concurrency` requests at once; at most `max_waiting` others wait, each for `wait_s` at most.
-
-    `share` returns the fraction of `max_concurrency` that can run now: below 1 while one of several engines is down, 0
-    without any; running requests are not affected. Waiters are admitted FIFO until the oldest has waited for half of
-    `wait_s`, then LIFO: under overload some requests are then served soon, where FIFO would serve each just before its
-    timeout.
+    Its audio plays at `speed`. `dialect` is the client's wire format; "native" includes OpenAI's.
     """
 
     def __init__(
-        self, max_concurrency: int, max_waiting: int, wait_s: float, share: Callable[[], float] = lambda: 1.0
+        self, metrics: Metrics, sample_rate: int, arrived_s: float, speed: float = 1.0, dialect: str = "native"
     ) -> None:
-        self._max_concurrency, self._max_waiting, self._wait_s = max_concurrency, max_waiting, wait_s
-        self._share, self._running = share, 0
-        self._waiting: deque[_Waiter] = deque()
-        self.unread_bytes = 0
-        """Unread audio of finished requests whose permits were released."""
+        self._metrics, self._rate, self._arrived_s, self._speed = metrics, sample_rate, arrived_s, speed
+        self._dialect = dialect
+        self._bytes = 0
+        self._unsent_s = 0.0
+        self._played_until_s = float("inf")
+        self.first_packet_s: float | None = None
+        metrics.in_flight.inc()
+        # Labels are resolved once rather than for thousands of chunks per second; this also exports underruns at 0, so
+        # that the first one shows as a rise.
+        self._audio, self._underruns = (each.labels(metrics.model) for each in (metrics.audio, metrics.underruns))
 
     @property
-    def waiting(self) -> int:
-        """How many requests wait."""
-        return len(self._waiting)
+    def elapsed_s(self) -> float:
+        return time.perf_counter() - self._arrived_s
 
     @property
-    def longest_wait_s(self) -> float:
-        """How long the oldest waiting request has waited; 0 if none waits."""
-        return asyncio.get_running_loop().time() - self._waiting[0].since_s if self._waiting else 0.0
+    def audio_s(self) -> float:
+        return self._bytes / 2 / self._rate
 
-    @contextlib.asynccontextmanager
-    async def acquire(self) -> AsyncIterator[Permit]:
-        """Acquire a permit for the block. Raises `TooManyRequests` if none is free in time or too many wait, `NotReady`
-        if no engine runs."""
-        await self._wait()
-        permit = Permit(self)
-        try:
-            yield permit
-        finally:
-            permit._close()
+    def made(self, pcm: bytes) -> None:
+        """Add `pcm` (PCM16 mono) from the engine."""
+        self._bytes += len(pcm)
+        self._unsent_s += len(pcm) / 2 / self._rate / self._speed
+        self._audio.inc(len(pcm) / 2 / self._rate)
 
-    async def _wait(self) -> None:
-        self.wake_waiters()
-        if self._has_room:
-            self._running += 1
-            return
-        if len(self._waiting) >= self._max_waiting:
-            raise TooManyRequests(f"{self.waiting} requests are waiting already; try again later")
-        loop = asyncio.get_running_loop()
-        waiter = _Waiter(loop.create_future(), loop.time())
-        self._waiting.append(waiter)
-        try:
-            async with asyncio.timeout(self._wait_s):
-                await waiter.permit
-        except (TimeoutError, asyncio.CancelledError) as error:
-            if waiter in self._waiting:
-                self._waiting.remove(waiter)
-            elif not waiter.permit.cancelled():
-                # The permit was granted just as the waiter gave up.
-                self.release()
-            if isinstance(error, asyncio.CancelledError):
-                raise
-            if not self._share():
-                raise NotReady(f"{NO_ENGINE}; the request waited for {self._wait_s:g} s") from error
-            raise TooManyRequests(f"no request ended within {self._wait_s:g} s; try again later") from error
+    def sent(self) -> None:
+        """Note that all audio made so far was sent, except for what the encoder holds back."""
+        now_s = self.elapsed_s
+        if self.first_packet_s is None:
+            self.first_packet_s = self._played_until_s = now_s
+            self._metrics.first_packet.labels(self._metrics.model, self._dialect).observe(now_s)
+        elif now_s > self._played_until_s:
+            self._underruns.inc()
+        self._played_until_s = max(self._played_until_s, now_s) + self._unsent_s
+        self._unsent_s = 0.0
 
-    def release(self) -> None:
-        """Release a permit."""
-        self._running -= 1
-        self.wake_waiters()
+    def caught(self, faults: Sequence[Fault]) -> None:
+        """Count the `faults` that the engine reported."""
+        for fault in faults:
+            self._metrics.faults.labels(self._metrics.model, fault.kind, fault.outcome).inc()
 
-    @property
-    def _has_room(self) -> bool:
-        share = self._share()
-        return share > 0 and self._running < max(1, round(self._max_concurrency * share))
-
-    def wake_waiters(self) -> None:
-        """Admit as many waiters as may run. Call it when `share` may have risen."""
-        now_s = asyncio.get_running_loop().time()
-        while self._waiting and self._has_room:
-            is_overloaded = now_s - self._waiting[0].since_s > self._wait_s / 2
-            waiter = self._waiting.pop() if is_overloaded else self._waiting.popleft()
-            if not waiter.permit.done():
-                waiter.permit.set_result(None)
-                self._running += 1
-
-
-def json_bytes(audio_bytes: int) -> int:
-    """An upper bound of a JSON object with so much encoded audio in base64, without words."""
-    return math.ceil(audio_bytes / 3) * 4 + _FACTS_BYTES
+    def end(self, reason: str, *, is_whole: bool) -> None:
+        """Count the request by `reason`; its durations count only if the client got all of it."""
+        model, elapsed_s = self._metrics.model, self.elapsed_s
+        self._metrics.in_flight.dec()
+        self._metrics.requests.labels(model, self._dialect, reason).inc()
+        if is_whole:
+            self._metrics.end_to_end.labels(model).observe(elapsed_s)
+            if self._bytes:
+                self._metrics.rtf.labels(model).observe(elapsed_s / self.audio_s)
 
 
 class AudioBody:
@@ -210,78 +119,6 @@ class AudioBody:
     def failure(self, refused: Refusal) -> bytes:
         """The last part of the body after an error; empty if the connection is aborted instead."""
         return b""
-
-
-class _WordsBody(AudioBody):
-    """A body with word times at `speed`. `told` holds the words not sent yet; None if the model gives none so far."""
-
-    def __init__(self, speed: float) -> None:
-        self._speed = speed
-        self.told: list[dict[str, Any]] | None = None
-
-    def note(self, chunk: AudioChunk) -> None:
-        self._tell(chunk.words)
-
-    def _tell(self, words: tuple[Word, ...] | None) -> None:
-        if words is not None:
-            made = [msgspec.to_builtins(word) for word in at_speed(words, self._speed)]
-            self.told = [*(self.told or []), *made]
-
-
-class EventBody(_WordsBody):
-    """OpenAI's server-sent events with audio, and events with the words whose times are final."""
-
-    def content_type(self, audio: str) -> str:
-        return "text/event-stream"
-
-    def packet(self, audio: bytes) -> bytes:
-        delta = sse_event({"type": "speech.audio.delta", "audio": base64.b64encode(audio).decode()})
-        return delta + self._words()
-
-    def end(self, finished: Finished, usage: dict[str, int]) -> bytes:
-        self._tell(finished.words)
-        done = {"type": "speech.audio.done", "usage": usage, "finish_reason": finished.reason, **told_faults(finished)}
-        return self._words() + sse_event(done)
-
-    def _words(self) -> bytes:
-        told, self.told = self.told, None
-        return sse_event({"type": "speech.words", "words": told}) if told else b""
-
-    def failure(self, refused: Refusal) -> bytes:
-        return sse_event({"type": "error", **refused.body})
-
-
-def told_faults(finished: Finished) -> dict[str, object]:
-    """The field `faults` of a body; {} without faults."""
-    return {"faults": msgspec.to_builtins(finished.faults)} if finished.faults else {}
-
-
-class JSONBody(_WordsBody):
-    """One JSON object with the audio, in `format`, and the words of a text of `characters`, or of
-    none by default. The audio may have `audio_bytes`; `packet` raises `AnswerTooLarge` beyond that."""
-
-    def __init__(self, speed: float, format: str, audio_bytes: int, characters: int = 0) -> None:
-        super().__init__(speed)
-        self._format, self._audio, self._audio_bytes = format, bytearray(), audio_bytes
-        self.max_bytes = json_bytes(audio_bytes) + _WORD_BYTES * characters
-
-    def content_type(self, audio: str) -> str:
-        return "application/json"
-
-    def packet(self, audio: bytes) -> bytes:
-        if len(self._audio) + len(audio) > self._audio_bytes:
-            # For example numbers: few letters, many words.
-            raise AnswerTooLarge(
-                f"input: its audio takes more than {self._audio_bytes} bytes; ask for stream_format sse or audio"
-            )
-        self._audio += audio
-        return b""
-
-    def end(self, finished: Finished, usage: dict[str, int]) -> bytes:
-        self._tell(finished.words)
-        audio = base64.b64encode(self._audio).decode()
-        facts = {"finish_reason": finished.reason, "usage": usage, "words": self.told, **told_faults(finished)}
-        return json.dumps({"audio": audio, "format": self._format, **facts}).encode()
 
 
 @dataclass(frozen=True)
@@ -438,11 +275,6 @@ async def taken_within(limit_s: float) -> AsyncIterator[None]:
             yield
     except TimeoutError as error:
         raise SlowReader(f"the client took nothing for {limit_s:g} s") from error
-
-
-def sse_event(data: dict[str, Any]) -> bytes:
-    """Encode `data` as a server-sent event."""
-    return b"data: " + json.dumps(data).encode() + b"\n\n"
 
 
 async def cancel_on_disconnect(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result | None:

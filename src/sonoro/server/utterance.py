@@ -15,10 +15,12 @@ from sonoro.core.errors import EngineError, InvalidRequest, SonoroError
 from sonoro.core.events import Word, at_speed
 from sonoro.core.logs import log_event
 from sonoro.core.types import AudioChunk, Finished, SpeechRequest, is_speakable
+from sonoro.server.bodies import told_faults
 from sonoro.server.errors import SlowReader
+from sonoro.server.keys import Caller
 from sonoro.server.schemas import SpeechBody
-from sonoro.server.service import Caller, Service
-from sonoro.server.stream import Speech, conclude, silent_events, told_faults
+from sonoro.server.service import Service
+from sonoro.server.stream import Speech, conclude, silent_events
 from sonoro.server.timeline import last_heard
 from sonoro.transport.client import RequestStream
 
@@ -54,8 +56,8 @@ class Utterance:
     def __init__(self, listener: Listener, service: Service, body: SpeechBody, request: SpeechRequest) -> None:
         self._listener, self._service, self._body, self._request = listener, service, body, request
         self._id, self._text = request.id, ""
-        self._encoding = service.encoding(body)
-        self._observation = service.observe(body.speed, time.perf_counter(), listener.dialect)
+        self._encoding = service.speech.encoding(body)
+        self._observation = service.speech.observe(body.speed, time.perf_counter(), listener.dialect)
         self._sent_samples = 0  # at the model's rate
         self._words: list[Word] = []
         self._plays_until_s = 0.0
@@ -142,7 +144,7 @@ class Utterance:
 
     async def _speak(self) -> str:
         async with (
-            self._service.gate.acquire() as permit,
+            self._service.speech.gate.acquire() as permit,
             contextlib.aclosing(await self._service.client.open(self._request)) as answer,
         ):
             permit.follow(answer)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -15,10 +15,11 @@ from starlette.responses import JSONResponse
 from sonoro.core.errors import InvalidReference, InvalidRequest, UnknownVoice, VoiceExists
 from sonoro.core.types import ReferenceUse, VoiceFacts, voice_name
 from sonoro.server.errors import Answers, refusals
+from sonoro.server.keys import Caller
 from sonoro.server.middleware import CLIENT_GONE
 from sonoro.server.recordings import naming
 from sonoro.server.schemas import object_of
-from sonoro.server.service import Caller, Service
+from sonoro.server.service import Service
 from sonoro.server.stream import cancel_on_disconnect
 
 MAX_FORM_BYTES = 64 * 1024
@@ -67,49 +68,49 @@ _DELETED = _answers(200, {"type": "object", "required": ["name", "deleted"]}, 40
 def voice_routes(service: Service) -> APIRouter:
     """The routes of voices; on a server with keys, only the listing of the model's voices needs none."""
     router = APIRouter(prefix="/v1/audio/voices")
-    with_key = [Depends(service.authorise)]
+    with_key = service.keys.required
     client, config = service.client, service.config
 
-    @router.get("", responses=_LISTED, dependencies=[Depends(service.identify)])
+    @router.get("", responses=_LISTED, dependencies=service.keys.optional)
     async def voices(request: Request) -> dict[str, Any]:
         """The voices that a request may name: the model's, their aliases, and, with a key, uploaded ones."""
-        caller, spec = request.state.caller, service.spec()
-        uploaded = [facts for facts in await service.voices() if caller.sees(facts)]
-        named = sorted({facts.called for facts in uploaded} & service.voices_by_name(caller, uploaded).keys())
+        caller, spec = request.state.caller, service.speech.spec()
+        uploaded = [facts for facts in await service.voices.scan() if caller.sees(facts)]
+        named = sorted({facts.called for facts in uploaded} & service.voices.by_name(caller).keys())
         shown = [_shown(facts, caller) for facts in uploaded]
         listed = [{"id": name, "name": name} for name in (*spec.voices, *named)]
-        return {"voices": listed, "aliases": service.aliases, "uploaded_voices": shown}
+        return {"voices": listed, "aliases": service.voices.aliases, "uploaded_voices": shown}
 
     @router.post(
         "", response_class=Response, responses=_ADDED, openapi_extra=_TAKES, status_code=201, dependencies=with_key
     )
     async def add(request: Request) -> Response:
         """Register a recording as a voice, which can be used at once."""
-        async with service.bodies.body(request, config.max_upload_bytes + MAX_FORM_BYTES) as payload:
-            service.spec()
+        async with service.speech.bodies.body(request, config.max_upload_bytes + MAX_FORM_BYTES) as payload:
+            service.speech.spec()
             # In a thread: a minute of audio takes 12 ms.
             form = await asyncio.to_thread(_read_form, payload, request.headers.get("content-type"))
             name, use = _free_name(service, request.state.caller, _text(form, "name") or ""), _use(form)
             consent = _text(form, "consent", MAX_CONSENT)
             text = _text(form, "ref_text", config.max_characters)
             with naming("audio"):
-                decoding = service.recordings.decode(_audio(form), text, use)
+                decoding = service.speech.recordings.decode(_audio(form), text, use)
                 if (reference := await cancel_on_disconnect(request.receive, decoding)) is None:
                     return Response(status_code=CLIENT_GONE)
-                facts = await service.store.add(name, (reference,), consent, client.encode_voice)
+                facts = await service.voices.store.add(name, (reference,), consent, client.encode_voice)
         return JSONResponse(_shown(facts, request.state.caller), 201)
 
     @router.delete("/{name}", responses=_DELETED, dependencies=with_key)
     async def delete(request: Request, name: str) -> dict[str, Any]:
         """Delete an uploaded voice. Running requests still use it."""
-        service.spec()
+        service.speech.spec()
         caller = request.state.caller
-        theirs = [facts for facts in await service.voices() if caller.may_delete(facts)]
+        theirs = [facts for facts in await service.voices.scan() if caller.may_delete(facts)]
         known = {facts.called: facts.name for facts in theirs if facts.owner == caller.owner}
         known |= {facts.name: facts.name for facts in theirs}
         if name.lower() not in known:
             raise UnknownVoice("name", name, "you have registered no voice of that name")
-        await service.store.delete(known[name.lower()])
+        await service.voices.store.delete(known[name.lower()])
         return {"name": name.lower(), "deleted": True}
 
     return router
@@ -118,10 +119,10 @@ def voice_routes(service: Service) -> APIRouter:
 def _free_name(service: Service, caller: Caller, name: str) -> str:
     """The id of a new voice `name` of `caller`. Raises `InvalidRequest` or `VoiceExists`."""
     called = voice_name(name)
-    if called in service.reserved_names():
+    if called in service.voices.reserved_names():
         raise InvalidRequest("name", name, "it is the name of a voice of the model, or of OpenAI's API")
     mine = f"{called}.{caller.owner}" if caller.owner else called
-    if any(facts.name in (called, mine) for facts in service.store.voices):
+    if any(facts.name in (called, mine) for facts in service.voices.store.voices):
         raise VoiceExists("name", name, "a voice of that name is registered; delete it first")
     return mine
 

@@ -6,7 +6,7 @@ import asyncio
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Collection
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from fastapi import WebSocket
 from starlette.types import Message
@@ -14,7 +14,8 @@ from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from sonoro.core.errors import InvalidRequest, SonoroError
 from sonoro.server.errors import IdleSession, NotReady, SlowReader, refusal
-from sonoro.server.service import KEY_PROTOCOL, Caller, Service
+from sonoro.server.keys import KEY_PROTOCOL, Caller
+from sonoro.server.service import Service
 from sonoro.server.stream import taken_within
 from sonoro.server.websocket import SHUTTING_DOWN
 from sonoro.transport.launch import cancel_tasks
@@ -39,7 +40,7 @@ class WebSocketSession(ABC):
         self.service, self.id = service, uuid.uuid4().hex
         self.end: End | None = None
         self.facts: dict[str, Any] = socket.state.facts
-        self._socket = socket
+        self._socket, self._successor = socket, cast(WebSocketSession | None, None)
         self._shutting_down: asyncio.Event = socket.scope["state"].get(SHUTTING_DOWN, asyncio.Event())
 
     @property
@@ -78,19 +79,28 @@ class WebSocketSession(ABC):
 
     async def run(self) -> None:
         """Accept the connection and serve it to its end. Raises `NotReady` instead of accepting."""
-        self.service.spec()
+        self.service.speech.spec()
         # A browser that offers subprotocols needs one to be chosen, but not the one that carries the key.
         offered = (name for name in self._socket.scope["subprotocols"] if not name.startswith(KEY_PROTOCOL))
         await self._socket.accept(next(offered, None))
         try:
             await self.on_open()
             end = await self._exchange()
-            await self.on_close(end)
+            await (self._successor or self).on_close(end)
             await self._socket.close(_CLOSE_CODES[end])
         except (WebSocketDisconnect, SlowReader):
             pass
         finally:
             await cancel_tasks(*self.speaking)
+
+    async def hand_over(self, successor: WebSocketSession, message: str) -> None:
+        """Let `successor` serve the connection to its end, from `message` on."""
+        self._successor, successor.id = successor, self.id
+        try:
+            await successor._receive({"type": "websocket.receive", "text": message})
+            self.end = await successor._exchange()
+        finally:
+            await cancel_tasks(*successor.speaking)
 
     async def send(self, message: str | bytes) -> None:
         """Send `message`. Raises `SlowReader` if it is not read in time, `WebSocketDisconnect` without a client."""
@@ -136,7 +146,7 @@ class WebSocketSession(ABC):
         except SlowReader:
             raise
         except SonoroError as error:
-            self.service.count_refusal(refusal(error), self.id, self.dialect)
+            self.service.metrics.count_refusal(refusal(error), self.id, self.dialect)
             await self.refuse(error)
 
     def check_open(self) -> None:

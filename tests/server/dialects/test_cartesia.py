@@ -83,7 +83,7 @@ def test_voices_are_listed_until_there_are_none() -> None:
             while page := (await server.http.get("/voices", params=after)).json()["data"]:
                 names += [voice["id"] for voice in page]
                 after = {"starting_after": names[-1]}
-            assert names == list(server.service.spec().voices)
+            assert names == list(server.service.speech.spec().voices)
             assert (await server.http.get(f"/voices/{names[0]}")).json()["id"] == names[0]
             refused = await server.http.get("/voices/nobody")
             assert (refused.status_code, refused.json()["error_code"]) == (404, "unknown_voice")

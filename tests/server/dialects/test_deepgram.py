@@ -50,7 +50,7 @@ def test_models_are_voices_and_refusals_are_in_the_clients_words() -> None:
         async with serving(settings=settings) as server:
             mine = {"authorization": "Token a-key"}
             models = (await server.http.get("/v1/models", headers=mine)).json()
-            assert [model["canonical_name"] for model in models["tts"]] == list(server.service.spec().voices)
+            assert [model["canonical_name"] for model in models["tts"]] == list(server.service.speech.spec().voices)
             answer = await server.http.post(SPEAK, params=RAW, json={"text": TEXT}, headers=mine)
             assert answer.content == whole()
             refused = await server.http.post(SPEAK, json={"text": TEXT}, headers={"authorization": "Token no"})

@@ -81,7 +81,7 @@ def test_voices_models_and_the_user_are_listed() -> None:
             mine = {"xi-api-key": "a-key"}
             voices = (await server.http.get("/v1/voices", headers=mine)).json()["voices"]
             names = [voice["voice_id"] for voice in voices]
-            assert names == list(server.service.spec().voices)
+            assert names == list(server.service.speech.spec().voices)
             assert all(voice["category"] and voice["name"] and voice["labels"] == {} for voice in voices)
             found = (await server.http.get("/v2/voices", params={"search": names[0]}, headers=mine)).json()
             assert (found["has_more"], found["total_count"], len(found["voices"])) == (False, 1, 1)

@@ -205,7 +205,7 @@ def routes(service: Service) -> Sequence[BaseRoute]:
         created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(service.created_s))
         about = {"id": name, "name": name, "description": "", "tagline": "", "created_at": created, "locales": []}
         rights = {"access": "public", "visibility": "all", "is_owner": False}
-        return {**about, **rights, "language": languages_of(service.spec())[0]}
+        return {**about, **rights, "language": languages_of(service.speech.spec())[0]}
 
     async def voices(request: Request) -> Response:
         names, after = await dialect.voices(request), request.query_params.get("starting_after")

@@ -80,7 +80,7 @@ class _Session(DialectSession):
         self._context: Context | None = None
 
     async def on_open(self) -> None:
-        spec = self.service.spec()
+        spec = self.service.speech.spec()
         model = {"model_name": self._query.model or spec.name, "model_version": spec.name, "model_uuid": self.id}
         await self.say({"type": "Metadata", "request_id": self.id, **model})
 
@@ -141,7 +141,7 @@ def routes(service: Service) -> Sequence[BaseRoute]:
             about = {"architecture": spec.name, "languages": languages_of(spec), "version": "1", "uuid": name}
             return {"name": name, "canonical_name": name, **about}
 
-        spec = service.spec()
+        spec = service.speech.spec()
         return JSONResponse({"stt": [], "tts": [shown(name) for name in await dialect.voices(request)]})
 
     dialect.post("/v1/speak", speak)

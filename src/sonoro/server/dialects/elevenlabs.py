@@ -230,10 +230,10 @@ def routes(service: Service) -> Sequence[BaseRoute]:
         return JSONResponse(shown(await dialect.known_voice(request)))
 
     async def models(request: Request) -> Response:
-        spec = service.spec()
+        spec = service.speech.spec()
         languages = [{"language_id": code, "name": code} for code in languages_of(spec)]
         able = {"can_do_text_to_speech": True, "can_do_voice_conversion": False, "languages": languages}
-        return JSONResponse([{"model_id": name, "name": name, **able} for name in service.names(spec)])
+        return JSONResponse([{"model_id": name, "name": name, **able} for name in service.speech.model_names(spec)])
 
     counts = "character_count voice_add_edit_counter voice_slots_used professional_voice_slots_used voice_limit "
     counts += "professional_voice_slots_used_in_workspace professional_voice_limit max_credit_limit_extension"

@@ -21,9 +21,9 @@ from sonoro.core.types import ModelSpec
 from sonoro.server.contexts import Context, ContextSession
 from sonoro.server.dialects.formats import PCM, AudioFormat, FormatBody
 from sonoro.server.errors import REFUSAL_SHAPE, Refusal, Unauthorized
-from sonoro.server.routes import respond
+from sonoro.server.keys import ANONYMOUS, Caller
 from sonoro.server.schemas import SpeechBody, WithoutNulls, parse
-from sonoro.server.service import ANONYMOUS, Caller, Service
+from sonoro.server.service import Service
 from sonoro.server.stream import AudioBody, Speech
 from sonoro.server.timeline import Timeline
 from sonoro.server.websocket_session import WebSocketSession
@@ -97,11 +97,11 @@ class Dialect:
         async def prepare(payload: bytes) -> Speech:
             return await self.speech(read(payload), request.state.request_id, request.state.caller)
 
-        return await respond(self.service, request, prepare)
+        return await self.service.speech.respond(request, prepare)
 
     async def speech(self, asked: Asked, name: str, caller: Caller, *, is_live: bool = False) -> Speech:
-        """The validated speech of `asked`; see `Service.speech`."""
-        speech = await self.service.speech(self.body_of(asked), name, caller, is_live=is_live, dialect=self.name)
+        """The validated speech of `asked`; see `SpeechFactory.make`."""
+        speech = await self.service.speech.make(self.body_of(asked), name, caller, is_live=is_live, dialect=self.name)
         sent = asked.body or FormatBody(asked.audio)
         request = msgspec.structs.replace(speech.request, with_words=asked.with_words)
         return Speech(speech.name, request, speech.encoding, sent, is_silent=speech.is_silent)
@@ -111,7 +111,7 @@ class Dialect:
         fields = {
             "input": asked.text,
             "voice": asked.voice or None,
-            "language": language_of(asked.language, self.service.spec()),
+            "language": language_of(asked.language, self.service.speech.spec()),
             "speed": min(max(asked.speed, MIN_SPEED), MAX_SPEED),
             "seed": asked.seed,
             "response_format": asked.audio.codec,
@@ -122,19 +122,19 @@ class Dialect:
 
     async def voices(self, request: Request) -> list[str]:
         """The voices that `request` may name."""
-        await self.service.voices()
-        return voices_of(self.service, request.state.caller)
+        await self.service.voices.scan()
+        return self.service.voices.names(request.state.caller, self.service.speech.spec())
 
     async def known_voice(self, request: Request) -> str:
         """The voice in the path of `request`. Raises `UnknownVoice`."""
         name = str(request.path_params["voice"])
-        if name.lower() not in {*await self.voices(request), *self.service.aliases}:
+        if name.lower() not in {*await self.voices(request), *self.service.voices.aliases}:
             raise UnknownVoice("voice", name, "the list of voices does not have it")
         return name.lower()
 
     def timeline(self, speed: float) -> Timeline:
         """The timeline of a text spoken at `speed`. Raises `NotReady`."""
-        return Timeline(self.service.spec().sample_rate, min(max(speed, MIN_SPEED), MAX_SPEED))
+        return Timeline(self.service.speech.spec().sample_rate, min(max(speed, MIN_SPEED), MAX_SPEED))
 
 
 class DialectSession(ContextSession):
@@ -176,7 +176,7 @@ class _OfDialect(BaseRoute):
 class _HTTPRoute(_OfDialect, Route):
     def __init__(self, dialect: Dialect, method: str, path: str, answer: Answering, is_ours: Ours | None) -> None:
         async def authorised(request: Request) -> Response:
-            dialect.service.admit(request, key_of(request))
+            dialect.service.keys.admit(request, key_of(request))
             return await answer(request)
 
         super().__init__(path, authorised, methods=[method], include_in_schema=False)
@@ -187,7 +187,7 @@ class _SocketRoute(_OfDialect, WebSocketRoute):
     def __init__(self, dialect: Dialect, path: str, session: Sessions, has_late_key: bool) -> None:
         async def hold(socket: WebSocket) -> None:
             try:
-                dialect.service.admit(socket, key_of(socket))
+                dialect.service.keys.admit(socket, key_of(socket))
             except Unauthorized:
                 if not has_late_key or key_of(socket):
                     raise
@@ -210,12 +210,6 @@ def key_of(connection: HTTPConnection) -> str:
     # Browsers cannot set headers of a WebSocket: Deepgram's clients offer the subprotocols "token" and the key.
     offered = connection.scope.get("subprotocols", [])
     return offered[1] if len(offered) == 2 and offered[0] in ("token", "bearer") else ""
-
-
-def voices_of(service: Service, caller: Caller) -> list[str]:
-    """The voices that `caller` may name: the model's, then uploaded ones."""
-    registered = service.voices_by_name(caller, service.store.voices)
-    return [*service.spec().voices, *sorted(name for name in registered if "." not in name)]
 
 
 def language_of(code: str | None, spec: ModelSpec) -> str | None:

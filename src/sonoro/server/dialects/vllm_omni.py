@@ -1,8 +1,7 @@
 """vLLM-Omni's WebSocket, as used by LiveKit's Baseten plugin, on the path of the native sessions.
 
-The clients' messages are alike, so one session serves both; the first message tells which. Unlike the native protocol,
-each `input.done` is answered, even without a text, and the next text may arrive while one is spoken. Each text counts
-as one sentence: it is spoken as it arrives, however the engine splits it.
+The messages are like the native ones, but each `input.done` is answered, even without a text, and the next text may
+arrive while one is spoken. Each text counts as one sentence: it is spoken as it arrives, however the engine splits it.
 """
 
 from __future__ import annotations
@@ -10,19 +9,17 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections import deque
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
-from fastapi import APIRouter, WebSocket
-from starlette.routing import BaseRoute
+from fastapi import WebSocket
 
 from sonoro.core.errors import InvalidRequest, SonoroError
 from sonoro.core.types import AudioChunk, Finished, SpeechRequest
-from sonoro.server.dialects.shared import Message, key_of
+from sonoro.server.dialects.shared import Message
 from sonoro.server.schemas import SpeechBody, parse
 from sonoro.server.service import Service
-from sonoro.server.sessions import LiveSession
+from sonoro.server.sessions import OtherSession
 from sonoro.server.timeline import Timeline, WordTimes
 from sonoro.server.utterance import Utterance
 from sonoro.server.websocket_session import End
@@ -37,22 +34,6 @@ MAX_WAITING = 1024
 """Messages that may be queued while a text is spoken."""
 
 
-def routes(service: Service) -> Sequence[BaseRoute]:
-    """The path of the native sessions, for both protocols."""
-    router = APIRouter()
-
-    @router.websocket("/v1/audio/speech/stream")
-    async def stream(socket: WebSocket) -> None:
-        if socket.headers.get("authorization", "").lower().startswith("api-key "):
-            service.admit(socket, key_of(socket))
-        else:
-            await service.authorise(socket)
-        with service.sessions.take():
-            await OmniSession(socket, service).run()
-
-    return router.routes
-
-
 class _Said(Message):
     type: Literal["session.config", "input.text", "input.done", "session.close"]
     text: str = ""
@@ -61,24 +42,30 @@ class _Said(Message):
     timestamp_type: str | None = None
 
 
-class OmniSession(LiveSession):
-    """One connection, in the native protocol unless its first message is a configuration in this one."""
+class OmniSession(OtherSession):
+    """One connection, from its first message on, which configures it."""
+
+    dialect = "vllm_omni"
+    key_scheme = "api-key"
 
     def __init__(self, socket: WebSocket, service: Service) -> None:
         super().__init__(socket, service)
-        self._is_first = True
-        self._config: _Said | None = None  # None: the native protocol
+        self.facts["dialect"] = self.dialect
+        self._config = _Said(type="session.config")
         self._waiting: deque[str] = deque()
         self._index, self._text = 0, ""
         self._words: list[tuple[str, float, float]]  # words of the text, their starts and ends in seconds
 
+    @classmethod
+    def recognises(cls, message: str) -> bool:
+        try:
+            said = msgspec.json.decode(message)
+        except msgspec.DecodeError:
+            return False
+        return isinstance(said, dict) and said.get("type") == "session.config" and not _MARKS.isdisjoint(said)
+
     async def handle(self, message: str) -> None:
-        is_first, self._is_first = self._is_first, False
-        if is_first and _is_ours(message):
-            self._config, self.dialect, self.facts["dialect"] = _Said(type="session.config"), "vllm_omni", "vllm_omni"
-        if self._config is None:
-            await super().handle(message)
-        elif self._utterance is None or not self._utterance.is_text_whole:
+        if self._utterance is None or not self._utterance.is_text_whole:
             await self._handle(message)
         elif len(self._waiting) < MAX_WAITING and sum(map(len, self._waiting)) < self.service.config.max_body_bytes:
             self._waiting.append(message)
@@ -111,20 +98,18 @@ class OmniSession(LiveSession):
         utterance = await super()._begin()
         self._held, self._total_bytes, self._chunks = bytearray(), 0, 0
         assert self._settings is not None
-        self._timeline = Timeline(self.service.spec().sample_rate, self._settings[0].speed)
+        self._timeline = Timeline(self.service.speech.spec().sample_rate, self._settings[0].speed)
         self._times, self._words = WordTimes(), []
         return utterance
 
     async def _settings_from(self, fields: dict[str, Any]) -> tuple[SpeechBody, SpeechRequest]:
         body, request = await super()._settings_from(fields)
-        if self._config is None:
-            return body, request
         has_words = self._config.word_timestamps or self._config.timestamp_type == "word"
         return body, msgspec.structs.replace(request, with_words=has_words)
 
     async def on_done(self, task: asyncio.Task[Any]) -> None:
         await super().on_done(task)
-        if self._config is not None and not self._is_skipping:
+        if not self._is_skipping:
             await self._end_utterance(1)
         while self._waiting and (self._utterance is None or not self._utterance.is_text_whole):
             try:
@@ -140,9 +125,7 @@ class OmniSession(LiveSession):
         await super().send_event(event, utterance_index=self._index, sentence_index=0, **fields)
 
     async def send_event(self, event: str, **fields: Any) -> None:
-        if self._config is None:
-            await super().send_event(event, **fields)
-        elif event == "audio.start":
+        if event == "audio.start":
             self._rate = fields["sample_rate"]
             facts = {"sentence_text": self._text, "word_timestamps": self._config.word_timestamps}
             await self._tell(event, format=fields["format"], sample_rate=self._rate, **facts)
@@ -161,9 +144,6 @@ class OmniSession(LiveSession):
             await self._tell(event, total_bytes=self._total_bytes, error=False, **further)
 
     async def send_audio(self, audio: bytes, source: AudioChunk | Finished) -> None:
-        if self._config is None:
-            await super().send_audio(audio, source)
-            return
         start_s = self._timeline.audio_s
         told = self._timeline.tell(self._text, source)
         times = self._times.tell(told, is_last=isinstance(source, Finished))
@@ -183,20 +163,7 @@ class OmniSession(LiveSession):
         self._chunks += 1
 
     async def refuse(self, error: SonoroError, request_id: str | None = None) -> None:
-        if self._config is None:
-            await super().refuse(error, request_id)
-        else:
-            await super().send_event("error", message=str(error))
+        await super().send_event("error", message=str(error))
 
     async def on_close(self, end: End) -> None:
-        if self._config is None:
-            await super().on_close(end)
-
-
-def _is_ours(message: str) -> bool:
-    """Whether a first message is in this dialect."""
-    try:
-        said = msgspec.json.decode(message)
-    except msgspec.DecodeError:
-        return False
-    return isinstance(said, dict) and said.get("type") == "session.config" and not _MARKS.isdisjoint(said)
+        """Send nothing: the protocol has no event for it."""

@@ -24,8 +24,9 @@ from starlette.types import Message as Received
 from sonoro.core.errors import ConfigError, InvalidRequest, SonoroError
 from sonoro.core.types import AudioChunk, Finished
 from sonoro.core.version import VERSION
-from sonoro.server.dialects.shared import Message, language_of, languages_of, voices_of
+from sonoro.server.dialects.shared import Message, language_of, languages_of
 from sonoro.server.errors import refusal
+from sonoro.server.keys import Caller
 from sonoro.server.listening import listen
 from sonoro.server.schemas import parse
 from sonoro.server.service import Service
@@ -76,7 +77,8 @@ def wyoming_routes(service: Service) -> APIRouter:
         assert task is not None
         open_now[task] = ending
         try:
-            await _converse(service, _Carrier(reader, writer, most_bytes, ending))
+            # Without a key, on a server with keys, only the model's own voices are available.
+            await _converse(service, _Carrier(reader, writer, most_bytes, ending, service.keys.keyless))
         finally:
             del open_now[task]
 
@@ -130,12 +132,10 @@ async def _converse(service: Service, carrier: _Carrier) -> None:
     """Serve one connection to its end."""
     connection = WebSocket(carrier.scope, carrier.receive, carrier.send)
     try:
-        # Without a key, on a server with keys, only the model's own voices are available.
-        await service.identify(connection)
         with service.sessions.take():
             await WyomingSession(connection, service).run()
     except SonoroError as error:  # too many sessions, or no engine yet
-        service.count_refusal(refusal(error), "wyoming", WyomingSession.dialect)
+        service.metrics.count_refusal(refusal(error), "wyoming", WyomingSession.dialect)
         with contextlib.suppress(OSError):
             await carrier.write(_failed(error))
     finally:
@@ -149,10 +149,15 @@ class _Carrier:
     """
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, most_bytes: int, ending: asyncio.Event
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        most_bytes: int,
+        ending: asyncio.Event,
+        caller: Caller,
     ) -> None:
         self._reader, self._writer, self._most_bytes, self._is_connected = reader, writer, most_bytes, False
-        state = {"facts": {}, SHUTTING_DOWN: ending}
+        state = {"facts": {}, "caller": caller, SHUTTING_DOWN: ending}
         self.scope: dict[str, Any] = {"type": "websocket", "headers": [], "subprotocols": [], "state": state}
 
     async def receive(self) -> Received:
@@ -291,7 +296,7 @@ class WyomingSession(LiveSession):
         if data.text_format not in (None, "text"):
             raise InvalidRequest("text_format", data.text_format, "it must be text")
         voice = data.voice or _Voice()
-        language = language_of(voice.language, self.service.spec())
+        language = language_of(voice.language, self.service.speech.spec())
         await self._configure({"voice": voice.name, "language": language})
         self._is_skipping = False
 
@@ -305,11 +310,11 @@ class WyomingSession(LiveSession):
         await self.send(_event("synthesize-stopped", {}))
 
     def _info(self) -> dict[str, Any]:
-        spec = self.service.spec()
+        spec = self.service.speech.spec()
         made = {"version": VERSION, "installed": True, "attribution": {"name": "sonoro", "url": ""}}
         voices = [
             {"name": name, "description": name, "languages": languages_of(spec), "speakers": [], **made}
-            for name in voices_of(self.service, self.caller)
+            for name in self.service.voices.names(self.caller, spec)
         ]
         facts = {"name": "sonoro", "description": f"sonoro with {spec.name}", "supports_synthesize_streaming": True}
         others: dict[str, Any] = {kind: [] for kind in ("asr", "handle", "intent", "wake", "mic", "snd")}

@@ -1,0 +1,100 @@
+"""Response bodies with more than the audio itself: server-sent events, and one JSON object."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from typing import Any
+
+import msgspec
+
+from sonoro.core.events import Word, at_speed
+from sonoro.core.types import AudioChunk, Finished
+from sonoro.server.errors import AnswerTooLarge, Refusal
+from sonoro.server.stream import AudioBody
+
+_FACTS_BYTES, _WORD_BYTES = 1024, 176
+"""Upper bounds in JSON of a result without its audio and words, and of a word, whose characters may be escaped."""
+
+
+def json_bytes(audio_bytes: int) -> int:
+    """An upper bound of a JSON object with so much encoded audio in base64, without words."""
+    return math.ceil(audio_bytes / 3) * 4 + _FACTS_BYTES
+
+
+class _WordsBody(AudioBody):
+    """A body with word times at `speed`. `told` holds the words not sent yet; None if the model gives none so far."""
+
+    def __init__(self, speed: float) -> None:
+        self._speed = speed
+        self.told: list[dict[str, Any]] | None = None
+
+    def note(self, chunk: AudioChunk) -> None:
+        self._tell(chunk.words)
+
+    def _tell(self, words: tuple[Word, ...] | None) -> None:
+        if words is not None:
+            made = [msgspec.to_builtins(word) for word in at_speed(words, self._speed)]
+            self.told = [*(self.told or []), *made]
+
+
+class EventBody(_WordsBody):
+    """OpenAI's server-sent events with audio, and events with the words whose times are final."""
+
+    def content_type(self, audio: str) -> str:
+        return "text/event-stream"
+
+    def packet(self, audio: bytes) -> bytes:
+        delta = sse_event({"type": "speech.audio.delta", "audio": base64.b64encode(audio).decode()})
+        return delta + self._words()
+
+    def end(self, finished: Finished, usage: dict[str, int]) -> bytes:
+        self._tell(finished.words)
+        done = {"type": "speech.audio.done", "usage": usage, "finish_reason": finished.reason, **told_faults(finished)}
+        return self._words() + sse_event(done)
+
+    def _words(self) -> bytes:
+        told, self.told = self.told, None
+        return sse_event({"type": "speech.words", "words": told}) if told else b""
+
+    def failure(self, refused: Refusal) -> bytes:
+        return sse_event({"type": "error", **refused.body})
+
+
+def told_faults(finished: Finished) -> dict[str, object]:
+    """The field `faults` of a body; {} without faults."""
+    return {"faults": msgspec.to_builtins(finished.faults)} if finished.faults else {}
+
+
+class JSONBody(_WordsBody):
+    """One JSON object with the audio, in `format`, and the words of a text of `characters`, or of
+    none by default. The audio may have `audio_bytes`; `packet` raises `AnswerTooLarge` beyond that."""
+
+    def __init__(self, speed: float, format: str, audio_bytes: int, characters: int = 0) -> None:
+        super().__init__(speed)
+        self._format, self._audio, self._audio_bytes = format, bytearray(), audio_bytes
+        self.max_bytes = json_bytes(audio_bytes) + _WORD_BYTES * characters
+
+    def content_type(self, audio: str) -> str:
+        return "application/json"
+
+    def packet(self, audio: bytes) -> bytes:
+        if len(self._audio) + len(audio) > self._audio_bytes:
+            # For example numbers: few letters, many words.
+            raise AnswerTooLarge(
+                f"input: its audio takes more than {self._audio_bytes} bytes; ask for stream_format sse or audio"
+            )
+        self._audio += audio
+        return b""
+
+    def end(self, finished: Finished, usage: dict[str, int]) -> bytes:
+        self._tell(finished.words)
+        audio = base64.b64encode(self._audio).decode()
+        facts = {"finish_reason": finished.reason, "usage": usage, "words": self.told, **told_faults(finished)}
+        return json.dumps({"audio": audio, "format": self._format, **facts}).encode()
+
+
+def sse_event(data: dict[str, Any]) -> bytes:
+    """Encode `data` as a server-sent event."""
+    return b"data: " + json.dumps(data).encode() + b"\n\n"

@@ -1,0 +1,228 @@
+"""The speech endpoint: a body is validated and resolved here, and nowhere else, and answered by its speech."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.params import Depends as Dependency
+
+from sonoro.audio.encoders import CONTENT_TYPES, Encoder, Encoding, encoder_threads
+from sonoro.core.config import MIN_BOUND_S
+from sonoro.core.errors import InvalidRequest, UnknownVoice
+from sonoro.core.types import ModelSpec, SpeechRequest, is_speakable
+from sonoro.server.bodies import EventBody, JSONBody
+from sonoro.server.config import ServerConfig
+from sonoro.server.errors import Answers, AnswerTooLarge, NotReady, TooManyRequests, UnknownModel, refusals
+from sonoro.server.gate import Gate
+from sonoro.server.keys import Caller
+from sonoro.server.metrics import Metrics
+from sonoro.server.middleware import CLIENT_GONE, Budget, RequestBodies
+from sonoro.server.recordings import Recordings
+from sonoro.server.schemas import SpeechBody, named_voice, parse, read_references, request_body, speech_request
+from sonoro.server.stream import AudioBody, Observation, Speech, SpeechResponse, cancel_on_disconnect
+from sonoro.server.voice_directory import VoiceDirectory
+from sonoro.text.splitting import SECONDS_PER_LETTER, spoken_length
+from sonoro.transport.fleet import Fleet
+
+logger = logging.getLogger(__name__)
+
+QUICK_BYTES = 4096
+"""Bodies shorter than this hold no recording."""
+
+_ANSWERS: Answers = {
+    200: {
+        "description": "audio, or events with audio, streamed as it is generated",
+        "content": {kind: {} for kind in (*CONTENT_TYPES, "text/event-stream")},
+        "headers": {"X-Sample-Rate": {"description": "of the audio, in Hz", "schema": {"type": "integer"}}},
+    },
+    **refusals(400, 401, 403, 404, 408, 413, 429, 503),
+}
+
+
+class SpeechFactory:
+    """Makes a `Speech` of a body, and the response to an HTTP request that asks for one.
+
+    Owns what bounds them: the `gate` before the engines, the request `bodies` and the `answers` held in memory.
+    """
+
+    def __init__(self, client: Fleet, config: ServerConfig, metrics: Metrics, voices: VoiceDirectory) -> None:
+        self._client, self._config, self._metrics, self._voices = client, config, metrics, voices
+        wait_s = config.max_queue_wait_ms / 1000
+        self.gate = Gate(config.max_concurrency, config.max_waiting, wait_s, lambda: client.ready_share)
+        self.bodies = RequestBodies(config.max_total_body_bytes, config.body_timeout_s)
+        self.answers = Budget(config.max_total_answer_bytes, "responses held in memory have {} bytes")
+        self.recordings = Recordings(
+            max_bytes=config.max_upload_bytes, allows_urls=config.allow_reference_urls, folder=config.reference_folder
+        )
+        self._encoders = encoder_threads()
+        self.no_start: str | None = "the engine is being started"
+        """Why the engines have not started; None once they have."""
+
+    def close(self) -> None:
+        """Drop queued work; running work is not waited for."""
+        self._encoders.shutdown(wait=False)
+        self.recordings.close()
+
+    @property
+    def no_model(self) -> str | None:
+        """Why there is no model to wait for: no engine has started yet, or none will run again. None if there is."""
+        if self.no_start is None and self._client.closed_reason is not None:
+            return f"the engine has ended for good: {self._client.closed_reason}"
+        return self.no_start
+
+    def spec(self) -> ModelSpec:
+        """The model's spec, available also while its engine is being replaced. Raises `NotReady`."""
+        if (reason := self.no_model) is not None:
+            raise NotReady(reason)
+        return self._client.spec
+
+    def model_names(self, spec: ModelSpec) -> tuple[str, ...]:
+        """All names of the model of `spec`."""
+        return tuple(dict.fromkeys((spec.name, *self._config.model_aliases)))
+
+    def check_model(self, name: str | None, spec: ModelSpec) -> None:
+        """Raise `UnknownModel` unless `name` is None or a name of the model of `spec`."""
+        known = self.model_names(spec)
+        if name is not None and name not in known:
+            raise UnknownModel("model", name, "known models: " + ", ".join(known))
+
+    async def respond(self, request: Request, prepare: Callable[[bytes], Coroutine[Any, Any, Speech]]) -> Response:
+        """Read the body of `request` and respond with the speech that `prepare` makes of it. Raises what it does."""
+        arrived_s, config = time.perf_counter(), self._config
+        async with self.bodies.body(request, config.max_body_bytes) as payload:
+            # Decoding of a recording stops when the client disconnects. A short body has none, unless by URL or file
+            # name.
+            is_quick = len(payload) < QUICK_BYTES and not (config.allow_reference_urls or config.reference_folder)
+            preparing = prepare(payload)
+            speech = await (preparing if is_quick else cancel_on_disconnect(request.receive, preparing))
+        if speech is None:
+            return Response(status_code=CLIENT_GONE)
+        observation = self.observe(speech.encoding.encoder.speed, arrived_s, request.state.dialect)
+        return SpeechResponse(speech, self._client, self.gate, observation, config.slow_reader_timeout_s)
+
+    async def make(
+        self, body: SpeechBody, name: str, caller: Caller, *, is_live: bool = False, dialect: str = "native"
+    ) -> Speech:
+        """Validate `body` and return its speech, with `name` as the client's id of it.
+
+        The text of a live request is still to come. A text without a letter or digit is spoken as silence. In a
+        `dialect` other than "native", an unknown voice is replaced by the default one: clients send names of other
+        servers. Raises the error of the first invalid field.
+        """
+        try:
+            return await self._make(body, name, caller, is_live=is_live)
+        except UnknownVoice:
+            if dialect == "native":
+                raise
+        speech = await self._make(body.model_copy(update={"voice": None}), name, caller, is_live=is_live)
+        fields = name, dialect, body.voice, speech.request.voice
+        logger.info("event=voice_unknown id=%s dialect=%s voice=%.100r spoken_as=%s", *fields)
+        return speech
+
+    async def _make(self, body: SpeechBody, name: str, caller: Caller, *, is_live: bool) -> Speech:
+        is_silent = not is_live and not is_speakable(body.input) and bool(body.input.strip())
+        spec, limit = self.spec(), self._config.max_characters
+        self.check_model(body.model, spec)
+        if len(body.input) > limit:
+            raise InvalidRequest("input", f"{len(body.input)} characters", f"it must have at most {limit}")
+        references = await read_references(body, self.recordings, spec)
+        if is_silent:
+            # As live, for which the text is not checked; the other fields are. A live request has no attempts.
+            body = body.model_copy(update={"attempts": None, "on_fault": None})
+        # Clients may reuse an id; the engine needs unique ones.
+        own_name, is_unchecked = f"{name}.{uuid.uuid4().hex[:8]}", is_live or is_silent
+
+        def resolved() -> SpeechRequest:
+            return speech_request(
+                body,
+                own_name,
+                spec,
+                self._voices.aliases,
+                references=references,
+                registered=self._voices.by_name(caller) if named_voice(body) else {},
+                is_live=is_unchecked,
+            )
+
+        try:
+            request = resolved()
+        except UnknownVoice:
+            await self._voices.scan()
+            request = resolved()
+        sent = self._response_body(body, is_live=is_live)
+        return Speech(name, request, self.encoding(body), sent, is_silent=is_silent)
+
+    def _response_body(self, body: SpeechBody, *, is_live: bool) -> AudioBody:
+        """The kind of response body that `body` asks for. Raises `AnswerTooLarge` for one that would be held in memory
+        and could exceed its bound."""
+        if body.stream_format == "sse":
+            return EventBody(body.speed)
+        if body.stream_format == "json":
+            timed = len(body.input) if body.timestamps else 0
+            answer = JSONBody(body.speed, body.response_format, self.max_audio_bytes(body), timed)
+            if answer.max_bytes > (limit := self._config.max_answer_bytes):
+                raise AnswerTooLarge(
+                    f"stream_format: 'json': the answer could have {answer.max_bytes} bytes and must have at most "
+                    f"{limit}; ask for sse or audio, a shorter input, a smaller response_format or sample_rate, more "
+                    "speed, or fewer max_new_tokens"
+                )
+            return answer
+        if body.timestamps and not is_live:
+            raise InvalidRequest(
+                "timestamps", body.timestamps, "audio alone cannot hold them: ask for stream_format sse or json"
+            )
+        return AudioBody()
+
+    def encoding(self, body: SpeechBody) -> Encoding:
+        """Make the encoder that `body` asks for. Raises `InvalidRequest`."""
+        rate = self.spec().sample_rate
+        rates = {"out_rate": body.sample_rate, "bit_rate": body.bit_rate}
+        encoder = Encoder(body.response_format, rate, speed=body.speed, **rates)
+        return Encoding(encoder, self._encoders)
+
+    def max_audio_bytes(self, body: SpeechBody) -> int:
+        """An upper bound of the encoded bytes of `body`, at the slowest rate of speech. Raises `InvalidRequest`."""
+        spec, config = self.spec(), self._client.settings.config
+        encoding = self.encoding(body)
+        encoding.close()
+        letters = spoken_length(body.input)
+        # Two adjacent segments are together longer than one may be; otherwise they would be one.
+        segments = 1 + 2 * letters // config.segment_letters
+        if body.max_new_tokens is not None:
+            audio_s = body.max_new_tokens * spec.frame_s
+        else:
+            audio_s = segments * min(config.max_frames, spec.max_frames) * spec.frame_s
+            if config.bounds_by_text:
+                audio_s = min(audio_s, SECONDS_PER_LETTER * letters + segments * MIN_BOUND_S)
+        return encoding.encoder.max_bytes(audio_s)
+
+    def observe(self, speed: float, arrived_s: float, dialect: str = "native") -> Observation:
+        """Begin to measure a request that arrived at `arrived_s`."""
+        return Observation(self._metrics, self._client.spec.sample_rate, arrived_s, speed, dialect)
+
+
+def speech_routes(factory: SpeechFactory, dependencies: Sequence[Dependency]) -> APIRouter:
+    """The route that speaks a text."""
+    router = APIRouter(prefix="/v1", dependencies=dependencies)
+
+    @router.post("/audio/speech", response_class=Response, responses=_ANSWERS, openapi_extra=request_body(SpeechBody))
+    async def speech(request: Request) -> Response:
+        """Speak a text; the audio is streamed as it is generated."""
+
+        async def prepare(payload: bytes) -> Speech:
+            body = parse(SpeechBody, payload)
+            speech = await factory.make(body, request.state.request_id, request.state.caller)
+            try:
+                speech.held.enter_context(factory.answers.take(speech.body.max_bytes))
+            except TooManyRequests:
+                speech.encoding.close()
+                raise
+            return speech
+
+        return await factory.respond(request, prepare)
+
+    return router
