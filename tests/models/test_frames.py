@@ -17,10 +17,11 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from sonoro.core.errors import ConfigError
+from sonoro.core.types import SamplingParams
 from sonoro.models.base import Pages, Prompt, SpeechModel
 from sonoro.nn.kvcache import PagedKVCache
 from sonoro.runtime.graphs import GraphSet
-from sonoro.runtime.sampling import SamplingControls
+from sonoro.runtime.sampling import pack
 
 __all__ = ["rounding_by_shape", "tiny"]
 
@@ -81,7 +82,7 @@ def assert_alike(found: Tensor, expected: Tensor) -> None:
 def row_of(state: Any, slot: int) -> list[Tensor]:
     """Everything that is one row's alone, but for what its pages hold; copied."""
     index = torch.tensor([slot])
-    controls = [value for sampler in state.samplers for value in sampler.read(index)]
+    controls = tree_leaves([sampler.read(index) for sampler in state.samplers])
     return [*(rows[slot].clone() for rows in rows_of(state)), *controls, state.cache.page_table[slot].clone()]
 
 
@@ -108,7 +109,8 @@ def poison(state: Any, slot: int) -> None:
         if isinstance(cache, PagedKVCache):
             cache.keys.fill_(torch.nan)
             cache.values.fill_(torch.nan)
-    garbage = SamplingControls(7.0, 1, 0.1, 99, 9, 1, repetition_penalty=3.0, ignore_eos=True)
+    given = SamplingParams(temperature=7.0, top_k=1, top_p=0.1, repetition_penalty=3.0)
+    garbage = pack(given, 99, 9, 1, ignore_eos=True)
     for sampler in state.samplers:
         sampler.set([slot], [garbage])
 

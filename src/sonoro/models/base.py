@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-import msgspec
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from torch import Tensor
 from sonoro.core.errors import ConfigError
 from sonoro.core.types import ModelSpec, OptionValue, Reference, SamplingParams, SpeechRequest
 from sonoro.models.shared.codec_choice import CodecChoice
-from sonoro.runtime.sampling import SamplingControls
+from sonoro.runtime.sampling import pack
 from sonoro.text.live_feed import LiveText
 
 
@@ -75,14 +74,9 @@ class Controls:
         given = (request.sampling, request.seed, segment, request.max_frames)
         return cls(*given, ignore_eos=request.ignore_eos, options=request.options)
 
-    @property
-    def sampling_controls(self) -> SamplingControls:
-        """Sampling controls of the first decision of each frame; every field of `sampling` must be set."""
-        sampling = msgspec.structs.asdict(self.sampling)
-        assert None not in sampling.values()
-        return SamplingControls(
-            **sampling, seed=self.seed, segment=self.segment, max_frames=self.max_frames, ignore_eos=self.ignore_eos
-        )
+    def pack(self, sampling: SamplingParams | None = None) -> tuple[int, ...]:
+        """A row of `SamplingState`: these controls with `sampling`, by default that of each frame's first code."""
+        return pack(sampling or self.sampling, self.seed, self.segment, self.max_frames, ignore_eos=self.ignore_eos)
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,15 @@ without a kernel for a cast.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from sonoro.core.types import SamplingParams
 from sonoro.ops.sample import Sampling
 from sonoro.runtime.ring import upload
 
@@ -22,37 +23,16 @@ MIN_TEMPERATURE = 1e-5
 """Lower temperatures above 0 count as this one: logits divided by them could be infinite."""
 
 
-@dataclass(frozen=True)
-class SamplingControls:
-    """One slot's parameters. Temperature 0 is greedy; `top_k` 0 and `top_p` 1 keep every id."""
-
-    temperature: float
-    top_k: int
-    top_p: float
-    seed: int
-    segment: int
-    max_frames: int
-    repetition_penalty: float = 1.0
-    ignore_eos: bool = False
-
-
 class BatchSampling(NamedTuple):
-    """The parameters of a batch, read once per step. The first six are [B, 1], to broadcast over ids; the rest [B]."""
+    """The parameters of a batch, read once per step: `sampling` for the kernels, `repetition_penalty` and `ignore_eos`
+    [B, 1], to broadcast over ids, the rest [B]."""
 
-    temperature: Tensor
-    top_p: Tensor
+    sampling: Sampling
     repetition_penalty: Tensor
-    top_k: Tensor
-    is_greedy: Tensor
     ignore_eos: Tensor
     seed: Tensor
     segment: Tensor
     max_frames: Tensor
-
-    @property
-    def sampling(self) -> Sampling:
-        """The parameters that `ops.sample` takes."""
-        return Sampling(self.temperature, self.top_k, self.top_p, self.is_greedy)
 
 
 class SamplingState:
@@ -62,11 +42,10 @@ class SamplingState:
         self._packed = torch.empty((slots + 1, len(CLEARED)), device=device, dtype=torch.int64)
         self.clear(range(slots + 1))
 
-    def set(self, slots: Sequence[int], controls: Sequence[SamplingControls]) -> None:
-        """Set the parameters of `slots`, in order on the current stream. No sync; not capturable."""
+    def set(self, slots: Sequence[int], packed: Sequence[tuple[int, ...]]) -> None:
+        """Set the parameters of `slots` to rows of `pack`, in order on the current stream. No sync; not capturable."""
         device = self._packed.device
-        rows = upload([pack(row) for row in controls], torch.int64, device)
-        self.put(upload(slots, torch.int64, device), rows)
+        self.put(upload(slots, torch.int64, device), upload(packed, torch.int64, device))
 
     def put(self, slots: Tensor, packed: Tensor) -> None:
         """Set the parameters of `slots` [B] int64 to `packed` [B, 8] int64, rows of `pack`. Capturable; no sync."""
@@ -74,7 +53,7 @@ class SamplingState:
 
     def clear(self, slots: Sequence[int]) -> None:
         """Reset the parameters of `slots`. No sync."""
-        self.set(slots, [_FREE] * len(slots))
+        self.set(slots, [CLEARED] * len(slots))
 
     def read(self, slots: Tensor) -> BatchSampling:
         """The parameters of `slots` [B] int64. Capturable; no sync."""
@@ -82,17 +61,8 @@ class SamplingState:
         seed, segment, max_frames = rows[:, :3].unbind(1)
         temperature, top_p, repetition_penalty, _ = unpack_floats(rows[:, 6:]).split(1, dim=1)
         is_greedy, ignore_eos = unpack_flags(rows[:, 4:6]).split(1, dim=1)
-        return BatchSampling(
-            temperature,
-            top_p,
-            repetition_penalty,
-            rows[:, 3:4],
-            is_greedy,
-            ignore_eos,
-            seed,
-            segment,
-            max_frames,
-        )
+        sampling = Sampling(temperature, rows[:, 3:4], top_p, is_greedy)
+        return BatchSampling(sampling, repetition_penalty, ignore_eos, seed, segment, max_frames)
 
 
 def pack_floats(values: ArrayLike) -> NDArray[np.int64]:
@@ -111,17 +81,21 @@ def unpack_flags(numbers: Tensor) -> Tensor:
     return numbers.view(torch.bool)[..., ::8]  # the lowest byte comes first
 
 
-def pack(row: SamplingControls) -> tuple[int, ...]:
-    """The parameters of one slot as eight int64: four integers, two flags, and float32 in pairs."""
+def pack(
+    sampling: SamplingParams, seed: int = 0, segment: int = 0, max_frames: int = 0, *, ignore_eos: bool = False
+) -> tuple[int, ...]:
+    """The parameters of one slot as eight int64: four integers, two flags, and float32 in pairs.
+
+    Every field of `sampling` must be set. Temperature 0 is greedy; `top_k` 0 and `top_p` 1 keep every id.
+    """
+    temperature, top_k, top_p, penalty = msgspec.structs.astuple(sampling)
     # Greedy: no division by the temperature, and no filter, which could not change the argmax.
-    is_greedy = row.temperature == 0
-    warm = max(row.temperature, MIN_TEMPERATURE)
-    temperature, top_k, top_p = (1.0, 0, 1.0) if is_greedy else (warm, row.top_k, row.top_p)
-    floats = pack_floats([temperature, top_p, row.repetition_penalty, 0.0]).tolist()
-    return (row.seed, row.segment, row.max_frames, top_k, is_greedy, row.ignore_eos, *floats)
+    is_greedy = temperature == 0
+    if is_greedy:
+        temperature, top_k, top_p = 1.0, 0, 1.0
+    floats = pack_floats([max(temperature, MIN_TEMPERATURE), top_p, penalty, 0.0]).tolist()
+    return (seed, segment, max_frames, top_k, is_greedy, ignore_eos, *floats)
 
 
-_FREE = SamplingControls(temperature=0, top_k=0, top_p=1, seed=0, segment=0, max_frames=0)
-
-CLEARED = pack(_FREE)
+CLEARED = pack(SamplingParams(temperature=0.0, top_k=0, top_p=1.0, repetition_penalty=1.0))
 """The parameters of a free slot, packed."""

@@ -114,7 +114,7 @@ def test_what_was_said_in_the_ten_frames_before_is_drawn_again_from_a_wider_nucl
         logits, noise = record[0].clone(), frame_module._noise(lm, row, torch.full((5,), length))
         logits[:, -1] = -torch.inf
         normal = nucleus_argmax(logits, noise[:, 0], row.sampling)
-        one = torch.ones_like(row.top_p)
+        one = torch.ones_like(row.sampling.top_p)
         wide = nucleus_argmax(logits, noise[:, -1], row.sampling._replace(temperature=one, top_p=0.9 * one))
         for slot in range(5):
             is_repeated = int(normal[slot]) in state.frames[slot, max(1, length - 10) : length, 0].tolist()

@@ -8,17 +8,26 @@ from reference_assets import Case
 from tiny_talker import controls, tiny_config
 from torch import Tensor
 
+from sonoro.models.base import Controls
 from sonoro.models.qwen3_tts.config import TalkerConfig
-from sonoro.models.qwen3_tts.sampling import mask_first, sample_code, sampling_controls
+from sonoro.models.qwen3_tts.sampling import mask_first, sample_code
+from sonoro.models.qwen3_tts.state import rest_sampling
 from sonoro.ops.sample import keep_top_k, keep_top_p
-from sonoro.runtime.sampling import BatchSampling, SamplingControls, SamplingState
+from sonoro.runtime.sampling import BatchSampling, SamplingState
 
 CONFIG: TalkerConfig = tiny_config().talker_config
 CODES = CONFIG.vocab_size - 1024
 END = CONFIG.codec_eos_token_id
 
 
-def row(given: SamplingControls, count: int) -> BatchSampling:
+Packed = tuple[int, ...]
+
+
+def sampling_controls(given: Controls) -> tuple[Packed, Packed]:
+    return given.pack(), given.pack(rest_sampling(given))
+
+
+def row(given: Packed, count: int) -> BatchSampling:
     rows = SamplingState(1, torch.device("cpu"))
     rows.set([0], [given])
     return rows.read(torch.zeros(count, dtype=torch.int64))
@@ -26,11 +35,12 @@ def row(given: SamplingControls, count: int) -> BatchSampling:
 
 def kept(scores: Tensor, parameters: BatchSampling) -> Tensor:
     """What `sample_code` draws from; that it draws from nothing else is tested below and with the kernel."""
-    values = keep_top_k(scores.float() / parameters.temperature, parameters.top_k, scores.shape[1])
-    return keep_top_p(values, parameters.top_p)
+    sampling = parameters.sampling
+    values = keep_top_k(scores.float() / sampling.temperature, sampling.top_k, scores.shape[1])
+    return keep_top_p(values, sampling.top_p)
 
 
-def first(logits: Tensor, given: SamplingControls, history: Tensor | None = None, start: int = 0) -> Tensor:
+def first(logits: Tensor, given: Packed, history: Tensor | None = None, start: int = 0) -> Tensor:
     """What consecutive decisions `logits` [T, V] are drawn from, the first of them after `start` frames."""
     count = len(logits)
     seen = torch.zeros(count, END + 1, dtype=torch.bool)
@@ -105,11 +115,13 @@ def test_the_penalty_comes_before_the_temperature_and_once_per_id() -> None:
 
 
 def test_the_other_codebooks_have_their_own_controls() -> None:
-    given, rest = sampling_controls(controls(temperature=0.7, subtalker_temperature=0.3, subtalker_top_k=4, seed=9))
+    both = controls(temperature=0.7, subtalker_temperature=0.3, subtalker_top_k=4, seed=9)
+    given, rest = both.sampling, rest_sampling(both)
     assert (given.temperature, given.top_k, given.repetition_penalty) == (0.7, 50, 1.05)
-    assert (rest.temperature, rest.top_k, rest.repetition_penalty, rest.seed) == (0.3, 4, 1.0, 9)
-    assert sampling_controls(controls(subtalker_dosample=False))[1].temperature == 0
-    assert sampling_controls(controls(temperature=0, subtalker_dosample=True))[1].temperature == 0.9
+    assert (rest.temperature, rest.top_k, rest.repetition_penalty) == (0.3, 4, 1.0)
+    assert [row(packed, 1).seed.item() for packed in sampling_controls(both)] == [9, 9]
+    assert rest_sampling(controls(subtalker_dosample=False)).temperature == 0
+    assert rest_sampling(controls(temperature=0, subtalker_dosample=True)).temperature == 0.9
 
 
 def test_bfloat16_logits_are_widened_first() -> None:

@@ -29,8 +29,8 @@ def allocate(lm: DualAR, capacity: Capacity, word_heads: WordHeads | None = None
 
 def stage(state: BackboneState, prompts: Sequence[RowPrompt], slots: Sequence[int], pages: Sequence[Pages]) -> int:
     """Stage `prompts` with their `slots` and `pages`; returns the number of tokens staged. No sync; not capturable."""
-    added = [((prompt.controls.sampling_controls,), ()) for prompt in prompts]
-    return stage_prompts(state, prompts, slots, pages, [prompt.rows for prompt in prompts], added)
+    ids, added = [prompt.rows for prompt in prompts], [prompt.controls.pack() for prompt in prompts]
+    return stage_prompts(state, prompts, slots, pages, ids, added)
 
 
 def prefill(lm: DualAR, state: BackboneState, tokens: Tensor) -> None:

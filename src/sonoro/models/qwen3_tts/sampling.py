@@ -1,6 +1,6 @@
 """Logit processing and sampling of codebook 0 and of the others, in the order of transformers 4.57.3.
 
-Controls are those of `sonoro.runtime.sampling`. Capturable; no sync.
+Capturable; no sync.
 """
 
 from __future__ import annotations
@@ -8,26 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sonoro.models.base import Controls
 from sonoro.ops.device import seeded
 from sonoro.ops.sample import Sampling, gumbel_noise, mask_logits, sample, sample_and_embed
-from sonoro.runtime.sampling import BatchSampling, SamplingControls
+from sonoro.runtime.sampling import BatchSampling
 
 from .config import MIN_FRAMES
-
-
-def sampling_controls(controls: Controls) -> tuple[SamplingControls, SamplingControls]:
-    """Sampling controls of codebook 0 and of the others; `controls` must be complete (`ModelSpec.resolve`)."""
-    options = controls.options
-    rest = SamplingControls(
-        temperature=float(options["subtalker_temperature"]) if options["subtalker_dosample"] else 0.0,
-        top_k=int(options["subtalker_top_k"]),
-        top_p=float(options["subtalker_top_p"]),
-        seed=controls.seed,
-        segment=controls.segment,
-        max_frames=controls.max_frames,
-    )
-    return controls.sampling_controls, rest
 
 
 def mask_first(

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sonoro.models.base import Capacity, Pages
+from sonoro.core.types import SamplingParams
+from sonoro.models.base import Capacity, Controls, Pages
 from sonoro.models.shared.slots import (
     DepthState,
     admit_staged,
@@ -28,7 +29,6 @@ from sonoro.words.heads import WordHeads
 
 from .backbone import Talker
 from .prompt import TalkerPrompt
-from .sampling import sampling_controls
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,8 @@ def stage(state: FrameState, prompts: Sequence[TalkerPrompt], slots: Sequence[in
         text = np.full(state.text_ids.shape[1], state.pad_id)
         assert prompt.text_ids < len(text), (prompt.text_ids, len(text))
         text[: prompt.text_ids] = prompt.trail.numpy()
-        added.append((sampling_controls(prompt.controls), text))
+        controls = prompt.controls
+        added.append(np.concatenate((controls.pack(), controls.pack(rest_sampling(controls)), text)))
         rows = np.empty((prompt.positions, 2 + prompt.code_rows.shape[1]), np.int64)
         rows[:, 0], rows[:, 1], rows[:, 2:] = state.scratch, prompt.text_rows.numpy(), prompt.code_rows.numpy()
         if prompt.x_vector_row is not None:
@@ -114,6 +115,17 @@ def stage(state: FrameState, prompts: Sequence[TalkerPrompt], slots: Sequence[in
             state.voices.x_vectors[number] = prompt.voice.data.x_vector.to(state.done.device)
         ids.append(rows)
     return stage_prompts(state, prompts, slots, pages, ids, added)
+
+
+def rest_sampling(controls: Controls) -> SamplingParams:
+    """How the codebooks after the first are sampled; `controls` must be complete (`ModelSpec.resolve`)."""
+    options = controls.options
+    return SamplingParams(
+        temperature=float(options["subtalker_temperature"]) if options["subtalker_dosample"] else 0.0,
+        top_k=int(options["subtalker_top_k"]),
+        top_p=float(options["subtalker_top_p"]),
+        repetition_penalty=1.0,
+    )
 
 
 def admit(state: FrameState, slots: Tensor) -> None:

@@ -25,7 +25,7 @@ from sonoro.nn.kvcache import PackedTokens, PagedKVCache
 from sonoro.nn.transformer import DecoderConfig, DecoderStack, Rotary
 from sonoro.nn.watch import HeadWatch
 from sonoro.runtime.ring import overwrite, upload
-from sonoro.runtime.sampling import CLEARED, SamplingControls, SamplingState, pack
+from sonoro.runtime.sampling import CLEARED, SamplingState
 from sonoro.words.heads import WordHeads
 from sonoro.words.tracking import Pointing
 
@@ -223,12 +223,13 @@ def stage_prompts(  # noqa: PLR0917 (all by row, in one order)
     slots: Sequence[int],
     pages: Sequence[Pages],
     ids: Sequence[Ids],
-    added: Sequence[tuple[Sequence[SamplingControls], Sequence[int] | Ids]],
+    added: Sequence[Sequence[int] | Ids],
 ) -> int:
     """Stage `prompts` with their `slots` and `pages` for `admit_staged`, and their uncached tokens for `fill_backbone`;
     returns the number of these. No sync; not capturable.
 
-    Per prompt: `ids` [P, V] of all of its tokens, and `added`, the controls of each sampler and the model's additions.
+    Per prompt: `ids` [P, V] of all of its tokens, and `added`, the packed controls of each sampler, then the model's
+    additions.
     """
     assert state.scratch not in slots
     lengths = [prompt.positions - cached for prompt, (_, cached) in zip(prompts, pages, strict=True)]
@@ -237,15 +238,13 @@ def stage_prompts(  # noqa: PLR0917 (all by row, in one order)
     packed = np.empty((tokens, state.staged.tokens.shape[1]), np.int64)
     rows = np.full((len(slots), state.staged.slots.shape[1]), state.cache.keys.shape[1] - 1)
     start = 0
-    for row, prompt, slot, (numbers, cached), length, all_ids, (controls, more) in zip(
+    for row, prompt, slot, (numbers, cached), length, all_ids, more in zip(
         rows, prompts, slots, pages, lengths, ids, added, strict=True
     ):
         _check_room(state, prompt, numbers, cached)
-        packed_controls = [number for own in controls for number in pack(own)]
         row[0], row[1:_PAGE_COLUMN] = prompt.positions - 1, _watched(state, prompt)
         row[_PAGE_COLUMN : _PAGE_COLUMN + len(numbers)] = numbers
-        row[_PAGE_COLUMN + table : _PAGE_COLUMN + table + len(packed_controls)] = packed_controls
-        row[_PAGE_COLUMN + table + len(packed_controls) :] = more
+        row[_PAGE_COLUMN + table :] = more
         own = packed[start : start + length]
         own[:, 0], own[:, 1], own[:, 2] = slot, np.arange(cached, prompt.positions), start
         own[:, 3], own[-1, 3], own[:, _TOKEN_COLUMNS:] = state.scratch, slot, all_ids[cached:]
@@ -345,11 +344,12 @@ def depth_passes(
 
 def _check_room(state: BackboneState, prompt: Prompt, pages: Sequence[int], cached: int) -> None:
     assert cached < prompt.positions, (cached, prompt.positions)
-    assert not cached % state.cache.page_positions, (cached, state.cache.page_positions)
+    page_positions = state.cache.keys.shape[2]
+    assert not cached % page_positions, (cached, page_positions)
     limit = prompt.controls.max_frames
     positions = prompt.positions - 1 + limit
     assert positions <= state.rotary[0].shape[0], (positions, state.rotary[0].shape[0])
-    assert prompt.positions <= len(pages) * state.cache.page_positions, (prompt.positions, len(pages))
+    assert prompt.positions <= len(pages) * page_positions, (prompt.positions, len(pages))
     assert limit <= state.frames.shape[1], (limit, state.frames.shape[1])
 
 

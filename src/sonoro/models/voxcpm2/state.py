@@ -85,7 +85,7 @@ def reset(state: FrameState, slots: Sequence[int]) -> None:
 
 def stage(state: FrameState, prompts: Sequence[RowPrompt], slots: Sequence[int], pages: Sequence[Pages]) -> int:
     """Stage `prompts` with their `slots` and `pages`; returns the number of tokens staged. No sync; not capturable."""
-    added = [((prompt.controls.sampling_controls,), _pack(prompt.controls)) for prompt in prompts]
+    added = [(*prompt.controls.pack(), *_pack(prompt.controls)) for prompt in prompts]
     return stage_prompts(state, prompts, slots, pages, [prompt.rows for prompt in prompts], added)
 
 
