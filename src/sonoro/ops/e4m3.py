@@ -16,7 +16,7 @@ from sonoro.ops.device import card, is_recorded
 from sonoro.ops.dispatch import Operation
 from sonoro.ops.eight_bits import quantize
 from sonoro.ops.linear import gate_up_reference, linear_add_reference, linear_reference
-from sonoro.ops.norm import has_pdl, is_row_major, pdl_options, rms_norm_reference
+from sonoro.ops.norm import has_pdl, is_row_major, pdl_options, rms_norm_reference, stride_of
 from sonoro.ops.plans import LIMITS, TilePlan, e4m3_plan
 from sonoro.ops.tiles import reduce_split_k
 
@@ -209,11 +209,11 @@ def _quantize(
     values = torch.empty((batch, terms, width), dtype=torch.float8_e4m3fn, device=device)
     scale, block = torch.empty(batch, device=device), triton.next_power_of_2(width)
     _quantize_kernel[(batch,)](
-        *(partial, residual, norm_weight, total, values, scale, batch, partial.stride(1)),
-        *(0 if residual is None else residual.stride(0), eps, width, terms, splits, block, enable_pdl),
-        num_warps=max(1, min(8, block // 512)),
-        **pdl_options(enable_pdl),
-    )
+        partial=partial, residual=residual, norm_weight=norm_weight, total=total, values=values, scale=scale,
+        batch=batch, row_stride=partial.stride(1), residual_stride=stride_of(residual), eps=eps,
+        K=width, TERMS=terms, SPLIT_K=splits, BLOCK=block, ENABLE_PDL=enable_pdl,
+        num_warps=max(1, min(8, block // 512)), **pdl_options(enable_pdl),
+    )  # fmt: skip
     return total, values, scale
 
 
@@ -276,12 +276,12 @@ def _tiles(
     shape = (plan.split_k, batch, width_out) if is_split else (batch, width_out)
     out = torch.empty(shape, dtype=torch.float32 if is_split else dtype, device=x[0].device)
     _e4m3_tile_kernel[(triton.cdiv(batch, plan.block_m), width_out // plan.block_n, plan.split_k)](
-        *(*x, *weight, residual, out, batch, 0 if residual is None else residual.stride(0), width_out, width_in, terms),
-        *(plan.block_m, plan.block_n, plan.block_k, plan.split_k, plan.stages),
-        *(plan.is_swapped, is_gated, plan.is_prefetched, enable_pdl),
-        num_warps=plan.warps,
-        **pdl_options(enable_pdl),
-    )
+        x=x[0], x_scale=x[1], weight=weight[0], scale=weight[1], residual=residual, out=out, batch=batch,
+        residual_stride=stride_of(residual), N=width_out, K=width_in, TERMS=terms,
+        BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, BLOCK_K=plan.block_k, SPLIT_K=plan.split_k, NUM_STAGES=plan.stages,
+        IS_SWAPPED=plan.is_swapped, IS_GATED=is_gated, PREFETCH_L2=plan.is_prefetched, ENABLE_PDL=enable_pdl,
+        num_warps=plan.warps, **pdl_options(enable_pdl),
+    )  # fmt: skip
     return out
 
 

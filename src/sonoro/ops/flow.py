@@ -142,10 +142,14 @@ def advance_kernel(
     (batch, patch, latents), (_, count, width) = x.shape, tokens.shape
     out, enable_pdl = torch.empty_like(x), has_pdl(x.device)
     _advance_kernel[batch, triton.cdiv(width, _BLOCK_W)](
-        x, x if velocity is None else velocity, *step, *projections, tokens, out,
-        *(tensor.stride(0) for tensor in step), velocity is not None, patch, latents, count, time_token, width,
-        max(16, triton.next_power_of_2(patch)), max(16, triton.next_power_of_2(latents)), _BLOCK_W,
-        OPERAND[x.dtype], enable_pdl, num_warps=2, **pdl_options(enable_pdl),
+        x=x, velocities=x if velocity is None else velocity, size=step.size, cfg=step.cfg, time=step.time,
+        weight=projections.weight, bias=projections.bias, out_bias=projections.out_bias, tokens=tokens, out=out,
+        size_stride=step.size.stride(0), cfg_stride=step.cfg.stride(0), time_stride=step.time.stride(0),
+        MOVES=velocity is not None, PATCH=patch, LATENTS=latents, NUM_TOKENS=count, TIME_TOKEN=time_token, WIDTH=width,
+        # Products of `tl.dot` have at least 16 rows and columns.
+        BLOCK_P=max(16, triton.next_power_of_2(patch)), BLOCK_D=max(16, triton.next_power_of_2(latents)),
+        BLOCK_W=_BLOCK_W, OPERAND_DTYPE=OPERAND[x.dtype], ENABLE_PDL=enable_pdl,
+        num_warps=2, **pdl_options(enable_pdl),
     )  # fmt: skip
     return out
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sonoro.ops.norm import has_pdl, pdl_options
+from sonoro.ops.norm import has_pdl, pdl_options, stride_of
 from sonoro.ops.plans import GemvPlan
 
 try:
@@ -159,13 +159,12 @@ def gemv(
     (batch, width_in), width_out = x.shape, weight.shape[0] // (1 + is_gated)
     enable_pdl = plan.enable_pdl and has_pdl(x.device)
     out = torch.empty((batch, width_out), dtype=x.dtype, device=x.device)
-    gain, eps = norm or (None, 0.0)
+    norm_weight, eps = norm or (None, 0.0)
     words = weight if scale is None else weight.view(torch.int32)
     _gemv_kernel[(triton.cdiv(width_out, plan.rows),)](
-        *(x, gain, words, scale, residual, out, batch, x.stride(0)),
-        *(0 if residual is None else residual.stride(0), eps, width_out, width_in, plan.rows, plan.block_k),
-        *(is_gated, weight.dtype == torch.float8_e4m3fn, enable_pdl),
-        num_warps=plan.warps,
-        **pdl_options(enable_pdl),
-    )
+        x=x, norm_weight=norm_weight, weight=words, scale=scale, residual=residual, out=out, batch=batch,
+        x_stride=x.stride(0), residual_stride=stride_of(residual), eps=eps, N=width_out, K=width_in,
+        BLOCK_N=plan.rows, BLOCK_K=plan.block_k, IS_GATED=is_gated, IS_FP8=weight.dtype == torch.float8_e4m3fn,
+        ENABLE_PDL=enable_pdl, num_warps=plan.warps, **pdl_options(enable_pdl),
+    )  # fmt: skip
     return out

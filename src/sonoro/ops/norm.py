@@ -128,11 +128,10 @@ def add_rms_norm(
     total, normed = (torch.empty((batch, width), dtype=residual.dtype, device=residual.device) for _ in range(2))
     block = triton.next_power_of_2(width)
     _add_norm_kernel[(batch,)](
-        *(partial, residual, weight, total, normed, batch, residual.stride(0), eps),
-        *(width, splits, block, enable_pdl),
-        num_warps=max(1, min(8, block // 512)),
-        **pdl_options(enable_pdl),
-    )
+        partial=partial, residual=residual, norm_weight=weight, out=total, normed=normed, batch=batch,
+        residual_stride=residual.stride(0), eps=eps, N=width, SPLIT_K=splits, BLOCK=block, ENABLE_PDL=enable_pdl,
+        num_warps=max(1, min(8, block // 512)), **pdl_options(enable_pdl),
+    )  # fmt: skip
     return total, normed
 
 
@@ -144,6 +143,11 @@ def has_pdl(device: torch.device) -> bool:
 def pdl_options(enable_pdl: bool) -> dict[str, bool]:
     """Launch options for PDL; empty when off, since other backends of Triton reject the option."""
     return {"launch_pdl": True} if enable_pdl else {}
+
+
+def stride_of(rows: Tensor | None) -> int:
+    """Elements from one of `rows` to the next; 0 if there are none."""
+    return 0 if rows is None else rows.stride(0)
 
 
 def is_row_major(*tensors: Tensor) -> bool:

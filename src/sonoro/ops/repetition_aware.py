@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sonoro.ops.device import seeded
 from sonoro.ops.dispatch import Operation
-from sonoro.ops.norm import has_pdl, pdl_options
+from sonoro.ops.norm import has_pdl, pdl_options, stride_of
 from sonoro.ops.sample import Sampling, gumbel_argmax, gumbel_noise
 
 try:
@@ -172,14 +172,17 @@ def sample_repetition_aware_kernel(
     embedded = torch.empty((count, width), dtype=table.dtype, device=logits.device)
     # Without resampling these pointers are not read.
     second = resample or Resample(noise, ids[:, None], ids, ids, 1.0, 1.0, 0, 0)
-    given = (logits, noise, *sampling, table, ids)
     enable_pdl, block = has_pdl(logits.device), triton.next_power_of_2(vocabulary)
     _sample_kernel[(count,)](
-        *given, is_endless, *second[:4], embedded, *(tensor.stride(0) for tensor in given),
-        0 if is_endless is None else is_endless.stride(0), second.noise.stride(0), *second.history.stride(),
-        second.temperature, second.top_p, MIN_TEMPERATURE, table.shape[0], vocabulary, second.first, second.window,
-        triton.next_power_of_2(max(second.window, 1)), width, triton.next_power_of_2(width), block, enable_pdl,
-        num_warps=max(1, min(16, block // 512)), **pdl_options(enable_pdl),
+        logits=logits, noise=noise, **sampling.launch_arguments, table=table, ids=ids, is_endless=is_endless,
+        resample_noise=second.noise, history=second.history, rows=second.rows, length=second.length, embedded=embedded,
+        logits_stride=logits.stride(0), noise_stride=noise.stride(0), table_stride=table.stride(0),
+        ids_stride=ids.stride(0), endless_stride=stride_of(is_endless), resample_noise_stride=second.noise.stride(0),
+        history_stride=second.history.stride(0), history_step=second.history.stride(1),
+        resample_temp=second.temperature, resample_top_p=second.top_p, least=MIN_TEMPERATURE,
+        table_size=table.shape[0], vocabulary=vocabulary, FIRST=second.first, WINDOW=second.window,
+        BLOCK_W=triton.next_power_of_2(max(second.window, 1)), EMBED_DIM=width, BLOCK_D=triton.next_power_of_2(width),
+        BLOCK_V=block, ENABLE_PDL=enable_pdl, num_warps=max(1, min(16, block // 512)), **pdl_options(enable_pdl),
     )  # fmt: skip
     return embedded
 

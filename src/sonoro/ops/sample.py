@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -124,6 +124,17 @@ class Sampling(NamedTuple):
     top_p: Tensor
     is_greedy: Tensor
 
+    @property
+    def launch_arguments(self) -> dict[str, Any]:
+        """The arguments of a sampling kernel for these tensors and their strides."""
+        return {
+            **self._asdict(),
+            "temperature_stride": self.temperature.stride(0),
+            "top_k_stride": self.top_k.stride(0),
+            "top_p_stride": self.top_p.stride(0),
+            "greedy_stride": self.is_greedy.stride(0),
+        }
+
 
 def sample_reference(logits: Tensor, noise: Tensor, sampling: Sampling, ids: Tensor | None = None) -> Tensor:
     """Sample one id per row of `logits` [B, V], [B] int64: top-k, top-p and `gumbel_argmax` of logits / temperature.
@@ -158,10 +169,10 @@ def gumbel_noise_kernel(seed: Tensor, segment: Tensor, frame: Tensor, codebooks:
     """`gumbel_noise_reference` as one Triton kernel: the same random words; logarithms differ in their last bits."""
     out = torch.empty((seed.shape[0], codebooks, vocabulary), dtype=torch.float32, device=seed.device)
     enable_pdl, block = has_pdl(seed.device), 256
-    strides = (seed.stride(0), segment.stride(0), frame.stride(0))
     sample_kernels.make_gumbel_noise[triton.cdiv(vocabulary, 4 * block), codebooks, seed.shape[0]](
-        seed, segment, frame, out, *strides, codebooks, vocabulary, block, enable_pdl,
-        num_warps=4, **pdl_options(enable_pdl),
+        seed=seed, segment=segment, frame=frame, out=out, seed_stride=seed.stride(0),
+        segment_stride=segment.stride(0), frame_stride=frame.stride(0), codebooks=codebooks, vocabulary=vocabulary,
+        BLOCK=block, ENABLE_PDL=enable_pdl, num_warps=4, **pdl_options(enable_pdl),
     )  # fmt: skip
     return out
 
@@ -170,10 +181,11 @@ def normal_noise_kernel(seed: Tensor, segment: Tensor, frame: Tensor, count: int
     """`normal_noise_reference` as one Triton kernel: the same random words; results differ in their last bits."""
     out = torch.empty((seed.shape[0], count), dtype=torch.float32, device=seed.device)
     enable_pdl, block = has_pdl(seed.device), 64
-    strides = (seed.stride(0), segment.stride(0), frame.stride(0))
     sample_kernels.make_normal_noise[triton.cdiv(count, 4 * block), seed.shape[0]](
-        seed, segment, frame, out, *strides, count, block, enable_pdl, num_warps=2, **pdl_options(enable_pdl)
-    )
+        seed=seed, segment=segment, frame=frame, out=out, seed_stride=seed.stride(0),
+        segment_stride=segment.stride(0), frame_stride=frame.stride(0), count=count,
+        BLOCK=block, ENABLE_PDL=enable_pdl, num_warps=2, **pdl_options(enable_pdl),
+    )  # fmt: skip
     return out
 
 
@@ -182,17 +194,16 @@ def sample_kernel(logits: Tensor, noise: Tensor, sampling: Sampling, ids: Tensor
     differently.
     """
     ids = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device) if ids is None else ids
-    _launch_sample((logits, noise, *sampling), ids, None)
+    _launch_sample(logits, noise, sampling, ids, None)
     return ids
 
 
 def sample_and_embed_kernel(logits: Tensor, noise: Tensor, sampling: Sampling, table: Tensor, ids: Tensor) -> Tensor:
     """`sample_and_embed_reference` with the kernel and the ids of `sample_kernel`; `table` may have any dtype."""
-    return _launch_sample((logits, noise, *sampling), ids, table)
+    return _launch_sample(logits, noise, sampling, ids, table)
 
 
-def _launch_sample(given: tuple[Tensor, ...], ids: Tensor, table: Tensor | None) -> Tensor:
-    logits = given[0]
+def _launch_sample(logits: Tensor, noise: Tensor, sampling: Sampling, ids: Tensor, table: Tensor | None) -> Tensor:
     rows, vocabulary = logits.shape
     enable_pdl = has_pdl(logits.device)
     width = 0 if table is None else table.shape[1]
@@ -200,9 +211,11 @@ def _launch_sample(given: tuple[Tensor, ...], ids: Tensor, table: Tensor | None)
     table = ids[:, None] if table is None else table
     embedded = torch.empty((rows, width), dtype=table.dtype, device=logits.device) if width else ids
     sample_kernels.sample[(rows,)](
-        *given, ids, *(tensor.stride(0) for tensor in (*given, ids)), table, embedded,
-        table.stride(0), table.shape[0], vocabulary, width,
-        triton.next_power_of_2(vocabulary), triton.next_power_of_2(max(width, 1)), enable_pdl,
+        logits=logits, noise=noise, **sampling.launch_arguments, out=ids, logits_stride=logits.stride(0),
+        noise_stride=noise.stride(0), out_stride=ids.stride(0), table=table, embedded=embedded,
+        table_stride=table.stride(0), table_size=table.shape[0], vocabulary=vocabulary, EMBED_DIM=width,
+        BLOCK_V=triton.next_power_of_2(vocabulary), BLOCK_D=triton.next_power_of_2(max(width, 1)),
+        ENABLE_PDL=enable_pdl,
         # H200, V 2048, top-k 50 of flat logits: 3.0 us at B 1 and 5.8 at 64 with 8 warps; at 256 7.0 with 4.
         num_warps=8 if rows <= 128 else 4, **pdl_options(enable_pdl),
     )  # fmt: skip
@@ -214,11 +227,12 @@ def mask_logits_kernel(logits: Tensor, seen: Tensor, penalty: Tensor, banned: Te
     rows, vocabulary = logits.shape
     out = torch.empty((rows, vocabulary), dtype=torch.float32, device=logits.device)
     enable_pdl, block = has_pdl(logits.device), 1024
-    given = (logits, seen, penalty, banned.expand(rows, vocabulary))
-    strides = [tensor.stride(0) for tensor in given]
+    banned = banned.expand(rows, vocabulary)
     sample_kernels.mask_logits[triton.cdiv(vocabulary, block), rows](
-        *given, out, *strides, vocabulary, block, enable_pdl, num_warps=4, **pdl_options(enable_pdl)
-    )
+        logits=logits, seen=seen, penalty=penalty, banned=banned, out=out, logits_stride=logits.stride(0),
+        seen_stride=seen.stride(0), penalty_stride=penalty.stride(0), banned_stride=banned.stride(0),
+        vocabulary=vocabulary, BLOCK=block, ENABLE_PDL=enable_pdl, num_warps=4, **pdl_options(enable_pdl),
+    )  # fmt: skip
     return out
 
 

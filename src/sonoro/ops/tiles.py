@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sonoro.ops.norm import has_pdl, pdl_options
+from sonoro.ops.norm import has_pdl, pdl_options, stride_of
 from sonoro.ops.plans import TilePlan
 
 try:
@@ -80,7 +80,7 @@ if triton is not None:
 
     @triton.jit
     def _dot(x, weight, acc, IS_SWAPPED: tl.constexpr):
-        # Of wgmma the first operand alone may come from registers, where one of 8 bits is widened.
+        # wgmma reads only operand A from registers, where an 8-bit weight is widened, so that goes first.
         if IS_SWAPPED:
             acc = tl.dot(weight, x, acc, input_precision="ieee")
         else:
@@ -98,7 +98,7 @@ if triton is not None:
         dtype: tl.constexpr = x.dtype.element_ty
         STEP: tl.constexpr = SLICE_K * BLOCK_K
         IS_WHOLE: tl.constexpr = K % STEP == 0
-        # So wgmma takes its first operand from registers.
+        # The layout of operand A of wgmma in registers.
         ARE_PAIRS: tl.constexpr = IS_SWAPPED and SLICE_K == 1 and BLOCK_N >= 64
         SPAN: tl.constexpr = (K + SPLIT_K - 1) // SPLIT_K
         # Added to the pointers, so that the loop has constant ends: it is 6% faster (8 rows, as below).
@@ -200,10 +200,9 @@ def reduce_split_k(sums: Tensor, residual: Tensor | None, dtype: torch.dtype, *,
     (splits, batch, width_out), enable_pdl = sums.shape, enable_pdl and has_pdl(sums.device)
     out = torch.empty((batch, width_out), dtype=dtype, device=sums.device)
     _reduce_split_k[(batch, triton.cdiv(width_out, ROW_BLOCK))](
-        *(sums, residual, out, batch, 0 if residual is None else residual.stride(0)),
-        *(width_out, splits, ROW_BLOCK, enable_pdl),
-        **pdl_options(enable_pdl),
-    )
+        partial=sums, residual=residual, out=out, batch=batch, residual_stride=stride_of(residual),
+        N=width_out, SPLIT_K=splits, BLOCK=ROW_BLOCK, ENABLE_PDL=enable_pdl, **pdl_options(enable_pdl),
+    )  # fmt: skip
     return out
 
 
@@ -218,12 +217,11 @@ def launch_tiles(
     else:
         out = torch.empty((batch, width_out), dtype=x.dtype, device=x.device)
     enable_pdl = plan.enable_pdl and has_pdl(x.device)
-    blocks = (plan.block_m, plan.block_n, plan.block_k, plan.slice_k, plan.split_k, plan.stages)
     _tile_kernel[(triton.cdiv(batch, plan.block_m), triton.cdiv(width_out, plan.block_n), plan.split_k)](
-        *(x, weight, scale, residual, out, batch, x.stride(0)),
-        *(0 if residual is None else residual.stride(0), width_out, width_in),
-        *(*blocks, plan.is_swapped, is_gated, plan.is_prefetched, enable_pdl, OPERAND[x.dtype]),
-        num_warps=plan.warps,
-        **pdl_options(enable_pdl),
-    )
+        x=x, weight=weight, scale=scale, residual=residual, out=out, batch=batch,
+        x_stride=x.stride(0), residual_stride=stride_of(residual), N=width_out, K=width_in,
+        BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, BLOCK_K=plan.block_k, SLICE_K=plan.slice_k, SPLIT_K=plan.split_k,
+        NUM_STAGES=plan.stages, IS_SWAPPED=plan.is_swapped, IS_GATED=is_gated, PREFETCH_L2=plan.is_prefetched,
+        ENABLE_PDL=enable_pdl, OPERAND_DTYPE=OPERAND[x.dtype], num_warps=plan.warps, **pdl_options(enable_pdl),
+    )  # fmt: skip
     return out
