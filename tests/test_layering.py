@@ -281,6 +281,7 @@ def test_function_level_imports_live_only_in_the_faces() -> None:
         "sonoro.cli.main",
         "sonoro.cli.bench",
         "sonoro.cli.compile",
+        "sonoro.cli.info",
         "sonoro.cli.serve",
         "sonoro.server.app",
         "sonoro.transport.client",

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +14,7 @@ from sonoro.cli.common import (
     Config,
     DataType,
     Device,
+    Eager,
     LoadFormat,
     Model,
     Quantization,
@@ -24,7 +24,6 @@ from sonoro.cli.common import (
     numbers,
     range_of,
     show,
-    takes,
 )
 from sonoro.core.errors import ConfigError, EngineError, OutputError
 
@@ -46,10 +45,18 @@ def _writable(text: str) -> Path:
     return path
 
 
-Out = Annotated[
+_Out = Annotated[
     Any, typer.Option("--out", "-o", parser=_writable, metavar="FILE", help="write the results here as JSON too")
 ]
-Eager = Annotated[bool, typer.Option("--eager", help="no CUDA graphs: the same kernels, launched one by one")]
+_ServerModel = Annotated[str | None, typer.Option(help="a model of the server; default: the first")]
+_Voice = Annotated[str, typer.Option(help="a voice of the server")]
+_ApiKey = Annotated[str | None, typer.Option(help="sent as a bearer token")]
+_Extra = Annotated[Any, json_object("extra", "JSON object of further request fields; null drops one")]
+_Timeout = Annotated[float, number("timeout", float, "seconds after which a request fails")]
+_Seed = Annotated[int, number("seed", int, "for arrivals, texts and lengths")]
+_Dataset = Annotated[str, typer.Option(help="builtin, or a file of texts or of id|ref_text|ref_audio|text")]
+_Frames = Annotated[Any, range_of("frames", "frames of a request, sampled from this range")]
+_Facts = Annotated[Any, json_object("facts", "JSON object: the server's arm, gpu, cpu, driver, torch, dtype")]
 
 
 @app.callback(invoke_without_command=True)
@@ -59,169 +66,167 @@ def bench(context: typer.Context) -> None:
         show(context.get_help())
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Bench:
-    """Options of all benchmarks; fields are named after those of the benchmark, flags may be shorter."""
-
-    out: Out = None
-    commit: Commit = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _ModelBench(_Bench):
-    model: Model = None
-    load_format: LoadFormat = "auto"
-    device: Device = "auto"
-    dtype: DataType = None
-    quantization: Quantization = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Frame(_ModelBench):
-    batch: Annotated[Any, numbers("batch", "batch sizes")] = "1,8,32,64,128,256"
-    context: Annotated[int, number("context", int, "positions in the KV cache")] = 512
-    is_eager: Eager = False
-
-
 @app.command()
-@takes(_Frame)
-def frame(options: _Frame) -> None:
+def frame(
+    *,
+    batch: Annotated[Any, numbers("batch", "batch sizes")] = "1,8,32,64,128,256",
+    context: Annotated[int, number("context", int, "positions in the KV cache")] = 512,
+    is_eager: Eager = False,
+    model: Model = None,
+    load_format: LoadFormat = "auto",
+    device: Device = "auto",
+    dtype: DataType = None,
+    quantization: Quantization = None,
+    out: _Out = None,
+    commit: Commit = None,
+) -> None:
     """Time a decode step and its codec by batch size, beside the lower bound of reading the weights."""
+    given = locals()
     from sonoro.profile.frame import FrameBench, run
 
-    run(FrameBench(**vars(options)))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Engine(_ModelBench):
-    concurrency: Annotated[Any, numbers("concurrency", "levels of concurrent clients, measured in turn")] = (
-        "1,8,32,64,128,256"
-    )
-    frames: Annotated[Any, range_of("frames", "frames of a request, sampled from this range")] = "30-90"
-    is_eager: Eager = False
-    slots: Annotated[int | None, number("slots", int, "requests that run at once; default: the clients")] = None
-    config: Config = None
-    duration_s: Annotated[float, number("duration", float, "seconds of a level")] = 8.0
-    warm_up_s: Annotated[float, number("warm_up", float, "seconds of warm-up at its start")] = 2.0
-    seed: Annotated[int, number("seed", int, "for lengths and texts")] = 0
+    run(FrameBench(**given))
 
 
 @app.command()
-@takes(_Engine)
-def engine(options: _Engine) -> None:
+def engine(
+    *,
+    concurrency: Annotated[
+        Any, numbers("concurrency", "levels of concurrent clients, measured in turn")
+    ] = "1,8,32,64,128,256",
+    frames: _Frames = "30-90",
+    is_eager: Eager = False,
+    slots: Annotated[int | None, number("slots", int, "requests that run at once; default: the clients")] = None,
+    config: Config = None,
+    duration_s: Annotated[float, number("duration", float, "seconds of a level")] = 8.0,
+    warm_up_s: Annotated[float, number("warm_up", float, "seconds of warm-up at its start")] = 2.0,
+    seed: Annotated[int, number("seed", int, "for lengths and texts")] = 0,
+    model: Model = None,
+    load_format: LoadFormat = "auto",
+    device: Device = "auto",
+    dtype: DataType = None,
+    quantization: Quantization = None,
+    out: _Out = None,
+    commit: Commit = None,
+) -> None:
     """Time requests to an engine process, without HTTP, by the number of concurrent clients."""
+    given = locals()
     from sonoro.profile.engine import EngineBench, run
 
-    run(EngineBench(**vars(options)))
+    run(EngineBench(**given))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Requests(_Bench):
-    """Options of benchmarks that send requests to a server."""
-
-    model: Annotated[str | None, typer.Option(help="a model of the server; default: the first")] = None
-    voice: Annotated[str, typer.Option(help="a voice of the server")] = "alloy"
-    api_key: Annotated[str | None, typer.Option(help="sent as a bearer token")] = None
-    extra: Annotated[Any, json_object("extra", "JSON object of further request fields; null drops one")] = "{}"
-    timeout_s: Annotated[float, number("timeout", float, "seconds after which a request fails")] = 60.0
-    seed: Annotated[int, number("seed", int, "for arrivals, texts and lengths")] = 0
-    dataset: Annotated[str, typer.Option(help="builtin, or a file of texts or of id|ref_text|ref_audio|text")] = (
-        "builtin"
-    )
-    frames: Annotated[Any, range_of("frames", "frames of a request, sampled from this range")] = None
-    facts: Annotated[Any, json_object("facts", "JSON object: the server's arm, gpu, cpu, driver, torch, dtype")] = "{}"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Serve(_Requests):
-    url: Annotated[str | None, typer.Option(help="the server, such as http://localhost:8000")] = None
-    rps: Annotated[Any, numbers("rps", "open loop: levels of requests per second, in turn", float)] = None
-    concurrency: Annotated[Any, numbers("concurrency", "closed loop: levels of concurrent clients, in turn")] = None
+@app.command()
+def serve(
+    *,
+    url: Annotated[str | None, typer.Option(help="the server, such as http://localhost:8000")] = None,
+    rps: Annotated[Any, numbers("rps", "open loop: levels of requests per second, in turn", float)] = None,
+    concurrency: Annotated[Any, numbers("concurrency", "closed loop: levels of concurrent clients, in turn")] = None,
     duration_s: Annotated[
         Any, numbers("duration", "measured seconds of a level: one for all, or one for each", float)
-    ] = "20"
-    warm_up_s: Annotated[float, number("warm_up", float, "seconds of warm-up before each level")] = 3.0
+    ] = "20",
+    warm_up_s: Annotated[float, number("warm_up", float, "seconds of warm-up before each level")] = 3.0,
     ref: Annotated[
         str | None, typer.Option(help="a recording to clone, sent with each request; list: the dataset's own")
-    ] = None
-    ref_text: Annotated[str | None, typer.Option(help="transcript of --ref")] = None
-    x_vector_only: Annotated[bool, typer.Option("--x-vector-only", help="clone only the timbre")] = False
-    clients: Annotated[str, typer.Option(help="raw, or openai: OpenAI's own client")] = "raw"
-    processes: Annotated[int, number("processes", int, "client processes; 0 chooses by load and cores")] = 0
+    ] = None,
+    ref_text: Annotated[str | None, typer.Option(help="transcript of --ref")] = None,
+    x_vector_only: Annotated[bool, typer.Option("--x-vector-only", help="clone only the timbre")] = False,
+    clients: Annotated[str, typer.Option(help="raw, or openai: OpenAI's own client")] = "raw",
+    processes: Annotated[int, number("processes", int, "client processes; 0 chooses by load and cores")] = 0,
     max_queue_wait_ms: Annotated[
         float | None,
         number("overload", float, "the server's max_queue_wait_ms: judge three rates as before, during, after"),
-    ] = None
-    sample_rate: Annotated[int, number("sample_rate", int, "of responses without X-Sample-Rate")] = 24000
-    plot: Annotated[Path | None, typer.Option(help="plot the results to this file (png, svg, pdf)")] = None
-    compare: Annotated[tuple[Path, Path] | None, typer.Option(help="compare two results files; sends nothing")] = None
-
-
-@app.command()
-@takes(_Serve)
-def serve(options: _Serve) -> None:
+    ] = None,
+    sample_rate: Annotated[int, number("sample_rate", int, "of responses without X-Sample-Rate")] = 24000,
+    plot: Annotated[Path | None, typer.Option(help="plot the results to this file (png, svg, pdf)")] = None,
+    compare: Annotated[tuple[Path, Path] | None, typer.Option(help="compare two results files; sends nothing")] = None,
+    model: _ServerModel = None,
+    voice: _Voice = "alloy",
+    api_key: _ApiKey = None,
+    extra: _Extra = "{}",
+    timeout_s: _Timeout = 60.0,
+    seed: _Seed = 0,
+    dataset: _Dataset = "builtin",
+    frames: _Frames = None,
+    facts: _Facts = "{}",
+    out: _Out = None,
+    commit: Commit = None,
+) -> None:
     """Load a server of OpenAI's speech API, and time its responses."""
+    _load_server(plot, compare, locals())
+
+
+def _load_server(plot: Path | None, compare: tuple[Path, Path] | None, given: Mapping[str, Any]) -> None:
+    """`serve` with its options `given`."""
     with _extra("bench"):
         from sonoro.bench import load, report
 
-        if options.plot is not None:
-            from sonoro.bench import plot
+        if plot is not None:
+            from sonoro.bench.plot import check, draw
 
-            plot.check(options.plot)
-    if options.compare is not None:
-        one, other = options.compare
-        arms = {path.stem if one.stem != other.stem else str(path): report.read_results(path) for path in (one, other)}
+            check(plot)
+    if compare is not None:
+        one, other = compare
+        arms = {path.stem if one.stem != other.stem else str(path): report.read_results(path) for path in compare}
         if len(arms) < 2:
             raise ConfigError("compare", str(one), "the two files must differ")
         comparison = report.compare(*arms.values())
     else:
-        values = load.run(_serve_bench(options))
+        values = load.run(_serve_bench(given))
         arms = {values["model"]: values}
-    if options.plot is not None:
-        plot.draw(arms, options.plot)
-    if options.compare is not None:
+    if plot is not None:
+        draw(arms, plot)
+    if compare is not None:
         report.show_comparison(comparison)
-    elif options.max_queue_wait_ms is not None and not values["verdict"]["is_met"]:
+    elif given["max_queue_wait_ms"] is not None and not values["verdict"]["is_met"]:
         raise EngineError("overload: a figure is beyond its limit; see verdict")
 
 
-def _serve_bench(options: _Serve) -> ServeBench:
+def _serve_bench(given: Mapping[str, Any]) -> ServeBench:
     from sonoro.bench.client import SpeechClient, Target
     from sonoro.bench.load import ServeBench
 
-    if options.url is None:
+    if given["url"] is None:
         raise ConfigError("url", None, "give the server to load, or two files to --compare")
     speaker: type[SpeechClient] = SpeechClient
-    if options.clients == "openai":
+    if given["clients"] == "openai":
         with _extra("openai"):
             from sonoro.bench.official import OfficialClient
 
         speaker = OfficialClient
-    elif options.clients != "raw":
-        raise ConfigError("clients", options.clients, "it must be raw or openai")
-    given = fields_of(ServeBench, options)
-    given |= {"rps": options.rps or (), "concurrency": options.concurrency or (), "speaker": speaker}
-    return ServeBench(Target(**fields_of(Target, options)), **given)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Live(_Requests):
-    url: Annotated[str, typer.Option(help="the server, such as http://localhost:8000")]
-    requests: Annotated[int, number("requests", int, "texts, each sent whole and word by word")] = 50
-    barge_ins: Annotated[int, number("barge_ins", int, "utterances that are cancelled")] = 20
-    warm_up: Annotated[int, number("warm_up", int, "of each before these, as warm-up")] = 3
-    word_ms: Annotated[float, number("word_ms", float, "milliseconds from word to word")] = 10.0
+    elif given["clients"] != "raw":
+        raise ConfigError("clients", given["clients"], "it must be raw or openai")
+    settings = fields_of(ServeBench, given)
+    settings |= {"rps": given["rps"] or (), "concurrency": given["concurrency"] or (), "speaker": speaker}
+    return ServeBench(Target(**fields_of(Target, given)), **settings)
 
 
 @app.command()
-@takes(_Live)
-def live(options: _Live) -> None:
+def live(
+    *,
+    url: Annotated[str, typer.Option(help="the server, such as http://localhost:8000")],
+    requests: Annotated[int, number("requests", int, "texts, each sent whole and word by word")] = 50,
+    barge_ins: Annotated[int, number("barge_ins", int, "utterances that are cancelled")] = 20,
+    warm_up: Annotated[int, number("warm_up", int, "of each before these, as warm-up")] = 3,
+    word_ms: Annotated[float, number("word_ms", float, "milliseconds from word to word")] = 10.0,
+    model: _ServerModel = None,
+    voice: _Voice = "alloy",
+    api_key: _ApiKey = None,
+    extra: _Extra = "{}",
+    timeout_s: _Timeout = 60.0,
+    seed: _Seed = 0,
+    dataset: _Dataset = "builtin",
+    frames: _Frames = None,
+    facts: _Facts = "{}",
+    out: _Out = None,
+    commit: Commit = None,
+) -> None:
     """Time live text sent word by word, compared with whole text, and the latency of cancelling."""
+    given = locals()
     with _extra("bench"):
         from sonoro.bench.client import Target
         from sonoro.bench.live_bench import LiveBench, run
 
-    run(LiveBench(Target(**fields_of(Target, options)), **fields_of(LiveBench, options)))
+    run(LiveBench(Target(**fields_of(Target, given)), **fields_of(LiveBench, given)))
 
 
 @contextlib.contextmanager

@@ -1,22 +1,17 @@
-"""Shared by the commands of `sonoro`: option types and parsers, commands from dataclasses, output."""
+"""Shared by the commands of `sonoro`: options and their parsers, output."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
-from collections.abc import Callable
-from inspect import Parameter, Signature
-from typing import Annotated, Any, TypeVar, get_type_hints
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
 
 import typer
 from typer.models import OptionInfo
 
 from sonoro.core.config import CODEC_DTYPES, QUANTIZATIONS, EngineConfig
 from sonoro.core.errors import ConfigError, InvalidRequest, OutputError
-
-Options = TypeVar("Options")
-Value = TypeVar("Value")
 
 Model = Annotated[str | None, typer.Option(help="checkpoint folder, hub id or known name; default: the built-in voice")]
 NamedModel = Annotated[
@@ -33,6 +28,7 @@ Quantization = Annotated[
     typer.Option(help=f"of the layers' weights: {', '.join(QUANTIZATIONS)}; default: the configuration's, or none"),
 ]
 LoadFormat = Annotated[str, typer.Option(help="auto, or dummy for random weights")]
+Eager = Annotated[bool | None, typer.Option("--eager", help="no CUDA graphs: the same kernels, launched one by one")]
 Commit = Annotated[str | None, typer.Option(help="the revision to record; default: that of the checkout")]
 Config = Annotated[
     Any, typer.Option(parser=EngineConfig.from_file, metavar="FILE", help="YAML file of an engine, or of a server")
@@ -49,34 +45,9 @@ class Stopped(Exception):
         self.code = 128 + number
 
 
-def takes(options: type[Options]) -> Callable[[Callable[[Options], Value]], Callable[..., Value]]:
-    """Decorate a function of a dataclass `options`: the command's options are the fields, with their annotations."""
-
-    def decorate(function: Callable[[Options], Value]) -> Callable[..., Value]:
-        def command(**given: Any) -> Value:
-            return function(options(**given))
-
-        hints = get_type_hints(options, include_extras=True)
-        parameters = [
-            Parameter(
-                entry.name,
-                Parameter.KEYWORD_ONLY,
-                default=Parameter.empty if entry.default is dataclasses.MISSING else entry.default,
-                annotation=hints[entry.name],
-            )
-            for entry in dataclasses.fields(options)  # type: ignore[arg-type]
-        ]
-        command.__name__, command.__doc__ = function.__name__, function.__doc__
-        command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-        return command
-
-    return decorate
-
-
-def fields_of(kind: type[Any], options: object) -> dict[str, Any]:
-    """The attributes of `options` that are fields of dataclass `kind`, by name."""
-    names = {entry.name for entry in dataclasses.fields(kind)}
-    return {name: value for name, value in vars(options).items() if name in names}
+def fields_of(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the options `given` that are fields of dataclass `kind`, by name."""
+    return {name: given[name] for name in kind.__dataclass_fields__ if name in given}
 
 
 def number(field: str, kind: type[int] | type[float], help: str, **shown: Any) -> OptionInfo:
@@ -89,7 +60,7 @@ def number(field: str, kind: type[int] | type[float], help: str, **shown: Any) -
             raise InvalidRequest(field, value, f"it must be a {'whole ' * (kind is int)}number") from error
 
     metavar = "INTEGER" if kind is int else "FLOAT"
-    return typer.Option(_flag(field), parser=parse, metavar=metavar, help=help, **shown)
+    return typer.Option(flag(field), parser=parse, metavar=metavar, help=help, **shown)
 
 
 def numbers(field: str, help: str, kind: type[int] | type[float] = int) -> OptionInfo:
@@ -126,10 +97,11 @@ def _parsed(field: str, help: str, parse: Callable[[str], Any], limit: str) -> O
         except ValueError as error:
             raise ConfigError(field, text, limit) from error
 
-    return typer.Option(_flag(field), parser=parse_or_refuse, metavar="TEXT", help=help)
+    return typer.Option(flag(field), parser=parse_or_refuse, metavar="TEXT", help=help)
 
 
-def _flag(field: str) -> str:
+def flag(field: str) -> str:
+    """The option named after `field`."""
     return "--" + field.replace("_", "-")
 
 

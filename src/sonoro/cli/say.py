@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from inspect import signature
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from types import FrameType, SimpleNamespace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from sonoro.api import TTS, AudioPiece, listen, speech_request
+from sonoro.api import TTS, AudioPiece, RequestFields, listen, speech_request
 from sonoro.audio.files import FORMATS, STDOUT, STREAMABLE_FORMATS, AudioWriter, check_place, output_format
 from sonoro.cli.common import (
     FAILURE,
@@ -34,7 +32,6 @@ from sonoro.cli.common import (
     Stopped,
     number,
     show,
-    takes,
 )
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import InvalidReference, InvalidRequest, OutputError
@@ -58,87 +55,102 @@ class _Terminated(BaseException):
     """SIGTERM was received."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Say:
-    text: Annotated[str | None, typer.Argument(help="what to speak; - reads stdin", show_default=False)] = None
-    file: Annotated[Path | None, typer.Option(help="speak the text in this file")] = None
-    out: Annotated[str, typer.Option("--out", "-o", help="file to write; - is stdout")] = "out.wav"
-    format: Annotated[str | None, typer.Option(help=f"{', '.join(FORMATS)}; default: by the suffix of --out")] = None
-    stream: Annotated[
-        bool, typer.Option("--stream", help="refuse formats that cannot be written chunk by chunk (not wav or pcm)")
-    ] = False
-    srt: Annotated[Path | None, typer.Option(help="write captions to this file, as SubRip")] = None
-    vtt: Annotated[Path | None, typer.Option(help="write captions to this file, as WebVTT")] = None
-    words: Annotated[Path | None, typer.Option(help="write word times to this file, as JSON")] = None
-    progress: Annotated[
-        bool | None, typer.Option("--progress/--no-progress", help="show progress on stderr; default: on a terminal")
-    ] = None
-    model: Model = None
-    voice: Annotated[str | None, typer.Option(help="a voice of the model; `sonoro voices` lists them")] = None
-    language: Annotated[str | None, typer.Option(help="a language of the model, or auto")] = None
-    instructions: Annotated[str | None, typer.Option(help="how to speak, or who speaks, in words")] = None
-    ref_audio: Annotated[Path | None, typer.Option(help="recording of the voice to clone")] = None
-    ref_text: Annotated[str | None, typer.Option(help="transcript of --ref-audio")] = None
-    x_vector_only: Annotated[bool, typer.Option("--x-vector-only", help="clone only the timbre")] = False
-    speed: Annotated[float, number("speed", float, "tempo, 0.25 to 4, at the same pitch")] = 1.0
-    seed: Annotated[int, number("seed", int, "the same seed gives the same speech")] = 0
-    attempts: Annotated[
-        int | None,
-        number("attempts", int, "maximum attempts at a part that runs away or is faulty, each with another seed"),
-    ] = None
-    on_fault: Annotated[
-        str | None,
-        typer.Option(help="for a part not spoken as written: mark, retry, or continue from its last good word"),
-    ] = None
-    check: Annotated[
-        bool, typer.Option("--check", help="list the parts probably not spoken as written; exit code 1 if any")
-    ] = False
-    temperature: Annotated[float | None, number("temperature", float, "0 is greedy; default: the model's")] = None
-    top_k: Annotated[int | None, number("top_k", int, "sample from the k most likely codes; 0 keeps all")] = None
-    top_p: Annotated[float | None, number("top_p", float, "nucleus sampling: total probability to keep")] = None
-    repetition_penalty: Annotated[float | None, number("repetition_penalty", float, "above 1 avoids repetition")] = None
-    max_frames: Annotated[int | None, number("max_frames", int, "maximum frames; default: by the text's length")] = None
-    option: Annotated[list[str] | None, typer.Option(help="NAME=VALUE, an option of the model (see info)")] = None
-    device: Device = "auto"
-    dtype: DataType = None
-    codec_dtype: CodecType = None
-    quantization: Quantization = None
-    load_format: LoadFormat = "auto"
-    config: Config = None
+_Text = Annotated[str | None, typer.Argument(help="what to speak; - reads stdin", show_default=False)]
+_File = Annotated[Path | None, typer.Option(help="speak the text in this file")]
+_Out = Annotated[str, typer.Option("--out", "-o", help="file to write; - is stdout")]
+_Format = Annotated[str | None, typer.Option(help=f"{', '.join(FORMATS)}; default: by the suffix of --out")]
+_Stream = Annotated[
+    bool, typer.Option("--stream", help="refuse formats that cannot be written chunk by chunk (not wav or pcm)")
+]
+_Srt = Annotated[Path | None, typer.Option(help="write captions to this file, as SubRip")]
+_Vtt = Annotated[Path | None, typer.Option(help="write captions to this file, as WebVTT")]
+_Words = Annotated[Path | None, typer.Option(help="write word times to this file, as JSON")]
+_Progress = Annotated[
+    bool | None, typer.Option("--progress/--no-progress", help="show progress on stderr; default: on a terminal")
+]
+_Voice = Annotated[str | None, typer.Option(help="a voice of the model; `sonoro voices` lists them")]
+_Language = Annotated[str | None, typer.Option(help="a language of the model, or auto")]
+_Instructions = Annotated[str | None, typer.Option(help="how to speak, or who speaks, in words")]
+_RefAudio = Annotated[Path | None, typer.Option(help="recording of the voice to clone")]
+_RefText = Annotated[str | None, typer.Option(help="transcript of --ref-audio")]
+_XVectorOnly = Annotated[bool, typer.Option("--x-vector-only", help="clone only the timbre")]
+_Speed = Annotated[float, number("speed", float, "tempo, 0.25 to 4, at the same pitch")]
+_Seed = Annotated[int, number("seed", int, "the same seed gives the same speech")]
+_Attempts = Annotated[
+    int | None,
+    number("attempts", int, "maximum attempts at a part that runs away or is faulty, each with another seed"),
+]
+_OnFault = Annotated[
+    str | None,
+    typer.Option(help="for a part not spoken as written: mark, retry, or continue from its last good word"),
+]
+_Check = Annotated[
+    bool, typer.Option("--check", help="list the parts probably not spoken as written; exit code 1 if any")
+]
+_Temperature = Annotated[float | None, number("temperature", float, "0 is greedy; default: the model's")]
+_TopK = Annotated[int | None, number("top_k", int, "sample from the k most likely codes; 0 keeps all")]
+_TopP = Annotated[float | None, number("top_p", float, "nucleus sampling: total probability to keep")]
+_Repetition = Annotated[float | None, number("repetition_penalty", float, "above 1 avoids repetition")]
+_MaxFrames = Annotated[int | None, number("max_frames", int, "maximum frames; default: by the text's length")]
+_Option = Annotated[list[str] | None, typer.Option(help="NAME=VALUE, an option of the model (see info)")]
 
 
-@takes(_Say)
-def say(options: _Say) -> int:
+def say(
+    text: _Text = None,
+    *,
+    file: _File = None,
+    out: _Out = "out.wav",
+    format: _Format = None,
+    stream: _Stream = False,
+    srt: _Srt = None,
+    vtt: _Vtt = None,
+    words: _Words = None,
+    progress: _Progress = None,
+    model: Model = None,
+    voice: _Voice = None,
+    language: _Language = None,
+    instructions: _Instructions = None,
+    ref_audio: _RefAudio = None,
+    ref_text: _RefText = None,
+    x_vector_only: _XVectorOnly = False,
+    speed: _Speed = 1.0,
+    seed: _Seed = 0,
+    attempts: _Attempts = None,
+    on_fault: _OnFault = None,
+    check: _Check = False,
+    temperature: _Temperature = None,
+    top_k: _TopK = None,
+    top_p: _TopP = None,
+    repetition_penalty: _Repetition = None,
+    max_frames: _MaxFrames = None,
+    option: _Option = None,
+    device: Device = "auto",
+    dtype: DataType = None,
+    codec_dtype: CodecType = None,
+    quantization: Quantization = None,
+    load_format: LoadFormat = "auto",
+    config: Config = None,
+) -> int:
     """Speak TEXT into a file.
 
     The file is written as the audio is generated, and is playable even after an interrupt. The exit code is 1 if a part
     of the text ran away or, with --check, was not spoken as written.
     """
+    return _say(SimpleNamespace(**locals()))
+
+
+def _say(options: Any) -> int:
+    """`say` with its `options`."""
     format = output_format(options.out, options.format)
     if options.stream and format not in STREAMABLE_FORMATS:
         raise OutputError(f"--stream: {format} cannot be written chunk by chunk; use {' or '.join(STREAMABLE_FORMATS)}")
-    known = {**vars(options), "text": _read_text(options.text, options.file)}
-    try:
-        request = speech_request(
-            **{name: known[name] for name in signature(speech_request).parameters if name in known}
-        )
-    except InvalidReference as error:
-        from sonoro.models import registry
-
-        # If the model cannot clone at all, report that instead of the fault in the recording.
-        spec = registry.describe(options.model, device=options.device, dtype=options.dtype).spec
-        spec.check_cloning(error.field)
-        raise
-    # Reproducible: the same request gives the same file.
+    request = _request(options)
     makers = (make_srt, options.srt), (make_vtt, options.vtt), (_words, options.words)
     captions = [(write, path) for write, path in makers if path is not None]
     for _, path in captions:
         check_place(path)
     # Faults are found by word times.
-    with_words = bool(captions) or options.check
-    request = msgspec.structs.replace(
-        request, options=_options(options.option or []), is_reproducible=True, with_words=with_words
-    )
+    request = msgspec.structs.replace(request, with_words=bool(captions) or options.check)
     engine = options.config or EngineConfig(slots=1)
     engine = engine.over(codec_dtype=options.codec_dtype, quantization=options.quantization)
     with _until_terminated():
@@ -150,6 +162,22 @@ def say(options: _Say) -> int:
         for remark in speaker.remarks(request.text):
             print(f"warning: {remark}", file=sys.stderr)
         return _speak_into(speaker, request, options, format, captions)
+
+
+def _request(options: Any) -> SpeechRequest:
+    """The request of `say`'s `options`. Reproducible: the same options give the same file."""
+    given = {name: value for name, value in vars(options).items() if name in RequestFields.__annotations__}
+    given["options"] = _options(options.option or [])
+    try:
+        request = speech_request(_read_text(options.text, options.file), options.voice, **given)
+    except InvalidReference as error:
+        from sonoro.models import registry
+
+        # If the model cannot clone at all, report that instead of the fault in the recording.
+        spec = registry.describe(options.model, device=options.device, dtype=options.dtype).spec
+        spec.check_cloning(error.field)
+        raise
+    return msgspec.structs.replace(request, is_reproducible=True)
 
 
 def _words(text: str, words: Sequence[Word]) -> str:
@@ -164,7 +192,7 @@ def _write_captions(captions: Captions, text: str, words: Sequence[Word]) -> Non
             raise OutputError(f"cannot write {path}: {error.strerror}") from error
 
 
-def _load(options: _Say, quantization: str) -> LoadedModel:
+def _load(options: Any, quantization: str) -> LoadedModel:
     """Load the model; a small one on a CPU gets one thread."""
     from sonoro.engine_process import spare_threads
     from sonoro.models import registry
@@ -245,7 +273,7 @@ def _handling(handle: Callable[[int, FrameType | None], None], *numbers: int) ->
             signal.signal(number, handler)
 
 
-def _speak_into(speaker: TTS, request: SpeechRequest, options: _Say, format: str, captions: Captions) -> int:
+def _speak_into(speaker: TTS, request: SpeechRequest, options: Any, format: str, captions: Captions) -> int:
     """Speak `request` and write its audio and captions; return the exit code."""
     out, writers, words = options.out, list[AudioWriter](), list[Word]()
     audio_s = 0.0

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
+import importlib
 import json
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import yaml
+from typer.models import OptionInfo
 
 from sonoro.cli.common import (
     CodecType,
     DataType,
     Device,
+    Eager,
     LoadFormat,
     NamedModel,
     Quantization,
     fields_of,
+    flag,
     number,
     show,
-    takes,
 )
 from sonoro.core.config import EngineConfig, log_as_json, log_level
 from sonoro.core.errors import ConfigError
@@ -34,130 +36,152 @@ from sonoro.server.config import ServerConfig, read_sections
 if TYPE_CHECKING:
     from sonoro.transport.fleet import Fleet
 
-_DEFAULTS = {"is_ready_early": True}
+_DEFAULTS: Mapping[str, Any] = {"is_ready_early": True}
 """Fields of the engine's configuration that have another default in a server."""
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _EngineOptions:
-    """The model, and the fields of the engine's configuration that have options."""
-
-    model: NamedModel = None
-    device: Device = "auto"
-    devices: Annotated[
-        str | None, typer.Option(help='an engine on each: GPUs by number, such as "0,1,2,3", or cpu; default: --device')
-    ] = None
-    codec_device: Annotated[
-        str | None, typer.Option(help="a GPU of its own for the codec, by number; default: the model's")
-    ] = None
-    dtype: DataType = None
-    codec_dtype: CodecType = None
-    quantization: Quantization = None
-    load_format: LoadFormat = "auto"
-    config: Annotated[Path | None, typer.Option(help="YAML file with the sections engine and server")] = None
-    slots: Annotated[int | None, number("slots", int, "requests that the engine runs at once")] = None
-    is_eager: Annotated[
-        bool | None, typer.Option("--eager", help="no CUDA graphs: the same kernels, launched one by one")
-    ] = None
-    is_ready_early: Annotated[
-        bool | None,
-        typer.Option(
-            "--ready-early/--no-ready-early",
-            help="be ready with some graphs captured, and capture the others when idle",
-            show_default="ready-early",
-        ),
-    ] = None
-    voices_folder: Annotated[
-        str | None, typer.Option(help="folder or bucket (s3://...) for uploaded voices; default: in memory")
-    ] = None
-    print_config: Annotated[
-        bool, typer.Option("--print-config", help="print the resolved configuration as YAML and exit")
-    ] = False
+_Devices = Annotated[
+    str | None, typer.Option(help='an engine on each: GPUs by number, such as "0,1,2,3", or cpu; default: --device')
+]
+_CodecDevice = Annotated[
+    str | None, typer.Option(help="a GPU of its own for the codec, by number; default: the model's")
+]
+_Config = Annotated[Path | None, typer.Option(help="YAML file with the sections engine and server")]
+_Slots = Annotated[int | None, number("slots", int, "requests that the engine runs at once")]
+_ReadyEarly = Annotated[
+    bool | None,
+    typer.Option(
+        "--ready-early/--no-ready-early",
+        help="be ready with some graphs captured, and capture the others when idle",
+        show_default="ready-early",
+    ),
+]
+_VoicesFolder = Annotated[
+    str | None, typer.Option(help="folder or bucket (s3://...) for uploaded voices; default: in memory")
+]
+_PrintConfig = Annotated[bool, typer.Option("--print-config", help="print the resolved configuration as YAML and exit")]
 
 
-def _server_options() -> Iterator[tuple[str, Any, Any]]:
-    """The fields of `ServerConfig` as options; None leaves the configuration's value."""
-    kinds = {"int": int, "float": float}
-    for entry in dataclasses.fields(ServerConfig):
-        help, flag, kind = entry.metadata["help"], entry.metadata["flag"], str(entry.type)
-        shown: dict[str, Any] = {"show_default": str(entry.default) if entry.default else False}
-        if kind in kinds:
-            annotation: Any = Annotated[kinds[kind] | None, number(entry.name, kinds[kind], help, **shown)]
-        elif kind == "bool":
-            annotation = Annotated[bool | None, typer.Option("--" + entry.name.replace("_", "-"), help=help)]
-        elif flag:
-            annotation = Annotated[list[str] | None, typer.Option(help=f"{help}; may be repeated")]
-        else:
-            annotation = Annotated[str | None, typer.Option(help=help, **shown)]
-        yield flag or entry.name, annotation, dataclasses.field(default=None)
+def _of(name: str) -> OptionInfo:
+    """The option of the field `name` of `ServerConfig`, explained there. None leaves the configuration's value."""
+    entry = ServerConfig.__dataclass_fields__[name]
+    help, kind = entry.metadata["help"], str(entry.type)
+    shown: dict[str, Any] = {"show_default": str(entry.default) if entry.default and kind != "bool" else False}
+    if kind in ("int", "float"):
+        return number(name, int if kind == "int" else float, help, **shown)
+    if entry.metadata["flag"]:
+        return typer.Option(flag(entry.metadata["flag"]), help=f"{help}; may be repeated")
+    return typer.Option(flag(name), help=help, **shown)
 
 
-_Options = dataclasses.make_dataclass(
-    "_Options", list(_server_options()), bases=(_EngineOptions,), frozen=True, kw_only=True
-)
-
-
-@takes(_Options)
-def serve(options: Any) -> None:
+def serve(
+    model: NamedModel = None,
+    *,
+    device: Device = "auto",
+    devices: _Devices = None,
+    codec_device: _CodecDevice = None,
+    dtype: DataType = None,
+    codec_dtype: CodecType = None,
+    quantization: Quantization = None,
+    load_format: LoadFormat = "auto",
+    config: _Config = None,
+    slots: _Slots = None,
+    is_eager: Eager = None,
+    is_ready_early: _ReadyEarly = None,
+    voices_folder: _VoicesFolder = None,
+    print_config: _PrintConfig = False,
+    host: Annotated[str | None, _of("host")] = None,
+    port: Annotated[int | None, _of("port")] = None,
+    api_key: Annotated[list[str] | None, _of("api_keys")] = None,
+    admin_key: Annotated[list[str] | None, _of("admin_keys")] = None,
+    max_body_bytes: Annotated[int | None, _of("max_body_bytes")] = None,
+    max_total_body_bytes: Annotated[int | None, _of("max_total_body_bytes")] = None,
+    max_upload_bytes: Annotated[int | None, _of("max_upload_bytes")] = None,
+    max_characters: Annotated[int | None, _of("max_characters")] = None,
+    max_batch_characters: Annotated[int | None, _of("max_batch_characters")] = None,
+    max_answer_bytes: Annotated[int | None, _of("max_answer_bytes")] = None,
+    max_total_answer_bytes: Annotated[int | None, _of("max_total_answer_bytes")] = None,
+    max_concurrency: Annotated[int | None, _of("max_concurrency")] = None,
+    max_waiting: Annotated[int | None, _of("max_waiting")] = None,
+    max_sessions: Annotated[int | None, _of("max_sessions")] = None,
+    max_queue_wait_ms: Annotated[int | None, _of("max_queue_wait_ms")] = None,
+    head_timeout_s: Annotated[float | None, _of("head_timeout_s")] = None,
+    keep_alive_timeout_s: Annotated[int | None, _of("keep_alive_timeout_s")] = None,
+    body_timeout_s: Annotated[float | None, _of("body_timeout_s")] = None,
+    slow_reader_timeout_s: Annotated[float | None, _of("slow_reader_timeout_s")] = None,
+    session_idle_timeout_s: Annotated[float | None, _of("session_idle_timeout_s")] = None,
+    shutdown_timeout_s: Annotated[float | None, _of("shutdown_timeout_s")] = None,
+    max_restarts: Annotated[int | None, _of("max_restarts")] = None,
+    restart_window_s: Annotated[float | None, _of("restart_window_s")] = None,
+    model_alias: Annotated[list[str] | None, _of("model_aliases")] = None,
+    voice_alias: Annotated[list[str] | None, _of("voice_aliases")] = None,
+    dialects_off: Annotated[list[str] | None, _of("dialects_off")] = None,
+    cors_origin: Annotated[list[str] | None, _of("cors_origins")] = None,
+    allowed_host: Annotated[list[str] | None, _of("allowed_hosts")] = None,
+    allow_reference_urls: Annotated[bool | None, _of("allow_reference_urls")] = None,
+    log_format: Annotated[str | None, _of("log_format")] = None,
+    reference_folder: Annotated[str | None, _of("reference_folder")] = None,
+    wyoming: Annotated[str | None, _of("wyoming")] = None,
+    wyoming_name: Annotated[str | None, _of("wyoming_name")] = None,
+) -> None:
     """Serve OpenAI's speech API over HTTP."""
+    _serve(model, dict(locals()))
+
+
+def _serve(model: str | None, given: Mapping[str, Any]) -> None:
+    """Serve `model` with the options `given` to `serve`."""
     from sonoro.server.listening import listen
     from sonoro.transport.fleet import Fleet, device_list
     from sonoro.transport.launch import Limits
 
-    if options.devices is not None and options.device != "auto":
-        raise ConfigError("devices", options.devices, f"--device {options.device} is given too; leave one of them out")
-    devices = (options.device,) if options.devices is None else device_list(options.devices)
-    config, none = options.config, (EngineConfig().over(**_DEFAULTS), ServerConfig())
-    engine, server = read_sections(config, **_DEFAULTS) if config else none
-    codec_device = options.codec_device
-    if codec_device and codec_device.isdecimal():
-        codec_device = f"cuda:{codec_device}"
-    engine = engine.over(**{**fields_of(EngineConfig, options), "codec_device": codec_device})
-    server = server.over(**_server_settings(options)).resolve(engine.slots * len(devices))
-    settings: dict[str, Any] = {"dtype": options.dtype, "load_format": options.load_format}
-    if options.print_config:
-        show(_resolved({"model": options.model, "devices": list(devices), **settings}, engine, server).rstrip())
+    device, devices = given["device"], given["devices"]
+    if devices is not None and device != "auto":
+        raise ConfigError("devices", devices, f"--device {device} is given too; leave one of them out")
+    used = (device,) if devices is None else device_list(devices)
+    engine, server = _configurations(given, len(used))
+    load = {"dtype": given["dtype"], "load_format": given["load_format"]}
+    if given["print_config"]:
+        show(_resolved({"model": model, "devices": list(used), **load}, engine, server).rstrip())
         return
     log_as_json(server.log_format == "json")
     configure_logging(log_level("INFO"), is_json=server.log_format == "json")
     shared = {name: getattr(server, name) for name in ("slow_reader_timeout_s", "max_restarts", "restart_window_s")}
-    fleet = Fleet.launch(options.model, devices=devices, limits=Limits(**shared), config=engine, **settings)
+    fleet = Fleet.launch(model, devices=used, limits=Limits(**shared), config=engine, **load)
     with listen(server) as sock:
         address, actual = sock.getsockname()[:2]
         show(f"listening on http://{f'[{address}]' if ':' in address else address}:{actual}")
         try:
-            asyncio.run(_serve(fleet, server, sock))
+            asyncio.run(_run(fleet, server, sock))
         except asyncio.CancelledError:  # by SIGTERM, whose handler is removed by now
             signal.raise_signal(signal.SIGTERM)
 
 
-async def _serve(fleet: Fleet, config: ServerConfig, sock: socket.socket) -> None:
+def _configurations(given: Mapping[str, Any], engines: int) -> tuple[EngineConfig, ServerConfig]:
+    """The file's configurations, or the defaults, updated by the options `given`."""
+    config = given["config"]
+    engine, server = read_sections(config, **_DEFAULTS) if config else (EngineConfig(**_DEFAULTS), ServerConfig())
+    codec_device = given["codec_device"]
+    if codec_device and codec_device.isdecimal():
+        codec_device = f"cuda:{codec_device}"
+    engine = engine.over(**{**fields_of(EngineConfig, given), "codec_device": codec_device})
+    settings = {}
+    for name, entry in ServerConfig.__dataclass_fields__.items():
+        value = given[entry.metadata["flag"] or name]
+        if entry.metadata["flag"]:
+            value = (_pairs(value) if name == "voice_aliases" else tuple(value)) if value else None
+        settings[name] = value
+    return engine, server.over(**settings).resolve(engine.slots * engines)
+
+
+async def _run(fleet: Fleet, config: ServerConfig, sock: socket.socket) -> None:
     """Serve over `fleet`, whose engines start while the server is being imported."""
     loop, serving = asyncio.get_running_loop(), asyncio.current_task()
     assert serving is not None
     # Until the server handles SIGTERM, it would end this process alone and leave the engines behind.
     loop.add_signal_handler(signal.SIGTERM, serving.cancel)
     fleet.begin()
-    serve = await asyncio.to_thread(_import_server)
+    app = await asyncio.to_thread(importlib.import_module, "sonoro.server.app")
     loop.remove_signal_handler(signal.SIGTERM)
-    await serve(fleet, config, sock)
-
-
-def _import_server() -> Callable[[Fleet, ServerConfig, socket.socket], Awaitable[None]]:
-    from sonoro.server.app import serve
-
-    return serve
-
-
-def _server_settings(options: Any) -> dict[str, Any]:
-    """The fields of `ServerConfig` by the options given; None for the others."""
-    settings = {}
-    for entry in dataclasses.fields(ServerConfig):
-        value = getattr(options, entry.metadata["flag"] or entry.name)
-        if entry.metadata["flag"]:
-            value = _pairs(value) if value and entry.name == "voice_aliases" else tuple(value or ()) or None
-        settings[entry.name] = value
-    return settings
+    await app.serve(fleet, config, sock)
 
 
 def _pairs(aliases: list[str]) -> dict[str, str]:

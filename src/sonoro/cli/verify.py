@@ -1,0 +1,34 @@
+"""`sonoro verify`: checks a model on this machine. Imports torch when it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sonoro.cli.common import CodecType, Commit, DataType, Device, LoadFormat, NamedModel, Quantization
+
+
+def verify(
+    model: NamedModel = None,
+    *,
+    device: Device = "auto",
+    dtype: DataType = None,
+    codec_dtype: CodecType = "auto",
+    quantization: Quantization = None,
+    load_format: LoadFormat = "auto",
+    reference: Annotated[
+        str | None, typer.Option(help="a Python with the official package, to compare codes and audio with")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="the report; default: verify-MODEL.json, with the audio beside it"),
+    ] = None,
+    commit: Commit = None,
+) -> None:
+    """Check a model on this machine (kernels, graphs, dtypes, three sentences) and write a report."""
+    given = locals()
+    from sonoro.profile.verify import Verification, run
+
+    run(Verification(**given))
