@@ -22,7 +22,7 @@ from sonoro.core.errors import ConfigError
 from sonoro.engine.request import Playback, Progress, Request
 from sonoro.engine.scheduler import Plan, Scheduler
 from sonoro.runtime.slots import PagePool
-from sonoro.text.live_feed import Segment
+from sonoro.text.splitting import Segment, SpokenText
 
 __all__ = ["Load", "Outcome", "Times", "simulate"]
 
@@ -166,7 +166,7 @@ class _Engine:
         sent_s = at_s - self.times.overhead_ms / 2000
         request = Request(
             cast(Any, _REQUEST),
-            [Segment("", 0, 0)],
+            [Segment(SpokenText(""), 0, 0)],
             None,
             Playback(sent_s),
             progress=Progress(cast(Any, prompt), frames),

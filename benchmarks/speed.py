@@ -119,7 +119,7 @@ def time_prefill(loaded: LoadedModel, args: argparse.Namespace, report: Report) 
     for number in range(slots):
         request = speech_request(model.spec, number, TEXT, args.frames[1])
         [segment, *_] = model.segments(TEXT, "auto")
-        prompts.append(model.prepare(request, segment, 0, (), None))
+        prompts.append(model.prepare(request, segment.text, 0, (), None))
     for count, repeat, is_fused in itertools.product((1, slots), range(args.repeats), (False, True)):
         sizes = {"page_positions": PAGE_POSITIONS, "pages": slots * pages, "max_tokens": 2048}
         state = model.allocate(Capacity(slots, positions, args.frames[1], 1024, **sizes, is_prefill_fused=is_fused))

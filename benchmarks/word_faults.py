@@ -24,12 +24,12 @@ import torch
 from sonoro.core.config import EngineConfig
 from sonoro.core.types import AudioChunk, Finished, SpeechRequest
 from sonoro.engine.engine import Engine
-from sonoro.engine.words import RequestWords
 from sonoro.models import registry
 from sonoro.nn.transformer import causal_attention
-from sonoro.text.english.normalize import trace_english
+from sonoro.text.english.normalize import normalize_english
 from sonoro.text.splitting import Segment
 from sonoro.words.heads import read_heads
+from sonoro.words.request import RequestWords
 from sonoro.words.spans import spoken_words, word_spans
 from sonoro.words.tracking import Limits
 from two_steps import Steps, add_lines, finish, read_lines  # type: ignore[import-not-found]
@@ -89,11 +89,12 @@ class Bench:
         return made
 
     def _begins(self, text: str, pcm: bytes) -> list[int] | None:
-        spoken, origins = trace_english(text, lowercase=True)
+        normal = normalize_english(text, lowercase=True)
+        spoken = normal.text
         places = [found.span() for found in re.finditer(r"[a-z']+", spoken)]
         samples = np.frombuffer(pcm, "<i2").astype(np.float32) / 32768
         found = self._aligner.align(samples, self.model.spec.sample_rate, [spoken[a:b] for a, b in places])
-        words = spoken_words(word_spans(text), spoken, origins, places)
+        words = spoken_words(word_spans(text), spoken, normal.origins, places)
         return None if found is None else [round(found[int(word.first)][0] / FRAME_S) for word in words]
 
     @torch.inference_mode()
@@ -101,7 +102,7 @@ class Bench:
         """The guards' findings for `codes` [F, K] as a reading of a resolved request's text."""
         model = self.model
         segment = model.segments(request.text, request.language)[0]
-        prompt, pointing = model.prepare(request, segment, 0, (), None), model.pointing(request, None)
+        prompt, pointing = model.prepare(request, segment.text, 0, (), None), model.pointing(request, None)
         words = RequestWords(model, model.spec, request.text)
         words.begin(Segment(segment, 0, len(request.text)), pointing, 0.0)
         assert words.clock is not None

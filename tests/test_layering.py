@@ -22,7 +22,7 @@ ALLOWED = {
     "core": set(),
     "text": {"core"},
     "audio": {"core"},
-    "words": {"core"},
+    "words": {"core", "text"},
     "transport": {"core"},
     "ops": set(),
     "nn": {"core", "ops"},

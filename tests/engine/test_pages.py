@@ -23,13 +23,13 @@ from sonoro.engine.scheduler import Scheduler
 from sonoro.models.qwen3_tts.model import FAMILY
 from sonoro.runtime.slots import PagePool
 from sonoro.text.live_feed import LiveFeed
-from sonoro.text.splitting import Segment
+from sonoro.text.splitting import Segment, SpokenText
 
 PAGE, FRAME_S = 16, 0.08
 
 
 def request_of(name: str, positions: int, limit: int, expected: int) -> Request:
-    request = Request(SpeechRequest(id=name, text="a"), [Segment("a", 0, 1)], None, Playback(0.0))
+    request = Request(SpeechRequest(id=name, text="a"), [Segment(SpokenText("a"), 0, 1)], None, Playback(0.0))
     request.progress = Progress(SimpleNamespace(positions=positions, text_ids=0), limit, expected)
     return request
 
@@ -256,7 +256,7 @@ def test_who_waits_for_a_page_keeps_nobody_out_once_it_is_paused() -> None:
             hear(request, 0.0)
     # Paused, and without the text that it would need to make the frames that others wait for.
     first.is_paused, first.live = True, LiveFeed(lambda: None, lambda text: [text], "en", 100, 100)
-    first.segments = [Segment("a", 0, 1, ids=[], is_whole=False)]
+    first.segments = [Segment(SpokenText("a"), 0, 1, ids=[], is_whole=False)]
     while scheduler.has_work:
         scheduler.plan(0.0, 0.01)
     small = request_of("small", 1, 1, 1)

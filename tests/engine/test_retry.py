@@ -8,7 +8,7 @@ import pytest
 from sonoro.core.types import SpeechRequest
 from sonoro.engine.request import Playback, Progress, Request
 from sonoro.engine.retry import Decision, Retry
-from sonoro.text.splitting import Segment
+from sonoro.text.splitting import Segment, SpokenText
 from sonoro.words.tracking import Trouble
 
 LIMIT, DOUBTFUL, FRAME_S = 100, 80, 0.08
@@ -39,7 +39,9 @@ def request_of(length, fault=None, *, attempt=0, has_words=True, rest=None, trou
     """A request whose segment has ended after `length` frames, in attempt number `attempt`."""
     fields = {"attempts": 1, "on_fault": "mark", "language": "english"} | params
     prompt = SimpleNamespace(positions=10, text_ids=0, controls=SimpleNamespace(doubtful_frames=DOUBTFUL))
-    request = Request(SpeechRequest(id="a", text=TEXT, **fields), [Segment(TEXT, 0, len(TEXT))], None, Playback(0.0))
+    request = Request(
+        SpeechRequest(id="a", text=TEXT, **fields), [Segment(SpokenText(TEXT), 0, len(TEXT))], None, Playback(0.0)
+    )
     request.progress = Progress(prompt, LIMIT, length=length, is_done=True, held=[(b"", length)], frames=[object()])
     request.attempt, request.words = attempt, Words(fault, rest, trouble) if has_words else None
     request.retry = Retry(request)
@@ -98,7 +100,10 @@ AFTER_AN_END = {
 def test_a_runaway_after_an_attempt_that_ended(attempt: int, params: dict, expected: Decision) -> None:
     request = request_of(50, "straying", **RETRY2 | params)
     assert request.retry.settle()
-    request.segments = [Segment(TEXT, 0, len(TEXT)), Segment("And more.", len(TEXT), len(TEXT) + 9)]
+    request.segments = [
+        Segment(SpokenText(TEXT), 0, len(TEXT)),
+        Segment(SpokenText("And more."), len(TEXT), len(TEXT) + 9),
+    ]
     request.attempt, request.words.fault = attempt, None
     request.progress = Progress(
         request.progress.prompt, LIMIT, length=LIMIT, is_done=True, held=[(b"", LIMIT)], frames=[object()]
@@ -119,7 +124,7 @@ def test_a_segment_of_several_sentences_is_spoken_again_in_halves() -> None:
     assert [segment.text for segment in request.segments] == ["One is said here.", "Two is said here."]
 
 
-@pytest.mark.parametrize("rest", [None, Segment("said here.", 22, 35)])
+@pytest.mark.parametrize("rest", [None, Segment(SpokenText("said here."), 22, 35)])
 def test_the_words_that_the_last_attempt_did_not_reach_are_the_next_segment(rest: Segment | None) -> None:
     request = request_of(50, "unreached", attempt=1, rest=rest, **RETRY2)
     assert request.retry.may_add_segment
@@ -139,7 +144,7 @@ PLAYING = {
 
 @pytest.mark.parametrize(("trouble", "params", "expected"), PLAYING.values(), ids=PLAYING)
 def test_a_segment_that_plays(trouble: Trouble | None, params: dict, expected: Decision) -> None:
-    rest = Segment("is said here.", 4, 35)
+    rest = Segment(SpokenText("is said here."), 4, 35)
     request = request_of(LIMIT, trouble=trouble, rest=rest, **params)
     request.progress.is_done, request.progress.decoded = False, 10
     assert request.retry.watch(FRAME_S, is_over=False) is expected

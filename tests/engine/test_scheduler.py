@@ -15,7 +15,7 @@ from sonoro.core.types import SpeechRequest
 from sonoro.engine.request import Playback, Progress, Request
 from sonoro.engine.scheduler import Plan, Scheduler
 from sonoro.runtime.slots import PagePool
-from sonoro.text.splitting import Segment
+from sonoro.text.splitting import Segment, SpokenText
 
 FRAME_S = 0.08
 LIMIT = 1000
@@ -30,7 +30,7 @@ def scheduler_of(pages: int = 1_000_000, **changes: object) -> Scheduler:
 
 def waiting(name: str, limit: int = LIMIT, index: int = 0, positions: int = 10) -> Request:
     params = SpeechRequest(id=name, text="a")
-    segments = [Segment(text, 0, 1) for text in "abc"]
+    segments = [Segment(SpokenText(text), 0, 1) for text in "abc"]
     request = Request(params, segments, None, Playback(0.0), index=index)
     request.progress = Progress(SimpleNamespace(positions=positions, text_ids=0), limit)
     return request

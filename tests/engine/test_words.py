@@ -13,12 +13,11 @@ from resolving import Engine
 from sonoro.core.config import EngineConfig
 from sonoro.core.events import Word
 from sonoro.core.types import AudioChunk, Event, Failed, Finished, SpeechRequest
-from sonoro.engine.words import RequestWords
 from sonoro.models import registry
-from sonoro.models.words import MOST_COLUMNS
 from sonoro.text.english.normalize import normalize_english
-from sonoro.text.splitting import Segment
-from sonoro.words.heads import WordHeads
+from sonoro.text.splitting import Segment, SpokenText, placed
+from sonoro.words.heads import MOST_COLUMNS, WordHeads
+from sonoro.words.request import RequestWords
 from sonoro.words.spans import word_spans
 from sonoro.words.tracking import Limits, Pointing
 
@@ -202,12 +201,13 @@ def test_who_asks_for_attempts_but_not_for_words_is_told_of_faults_alone(engine:
 
 def test_a_word_that_is_spelled_out_over_two_segments_is_told_once() -> None:
     model, text = registry.load(None, device="cpu").model, "It cost 123456 dollars."
-    spoken = normalize_english(text, lowercase=True).text
-    cut = spoken.index("three")
+    spoken = normalize_english(text, lowercase=True)
+    cut = spoken.text.index("three")
     words, pointing = RequestWords(model, model.spec, text), model.word_heads.text_first
-    for piece, start, end in ((spoken[:cut].strip(), 0, 11), (spoken[cut:], 11, len(text))):
-        words.begin(Segment(piece, start, end), pointing, 0.0)
-        tokens = len(model.token_spans(piece))
+    parts = [spoken.part(0, cut).stripped(), spoken.part(cut, len(spoken.text))]
+    for segment in placed(parts, 0, len(text)):
+        words.begin(segment, pointing, 0.0)
+        tokens = len(model.token_spans(segment.text))
         for frame in range(tokens):
             looked = np.zeros((len(model.word_heads.places), 512), np.float32)
             looked[:, frame] = 1.0
@@ -219,12 +219,11 @@ def test_a_word_that_is_spelled_out_over_two_segments_is_told_once() -> None:
 
 def test_a_fault_names_the_text_of_its_segment_as_it_was_written() -> None:
     model, text = registry.load(None, device="cpu").model, "It cost $5 on July 4, 1999. Nobody knew why!"
-    spoken = normalize_english(text, lowercase=True).text
-    cut = spoken.index("nobody")
+    spoken = normalize_english(text, lowercase=True)
+    cut = spoken.text.index("nobody")
     words, written = RequestWords(model, model.spec, text), text.index("Nobody")
-    # What a segment says of itself is in proportion to what is spoken.
-    for piece, start, end in ((spoken[:cut].strip(), 0, 35), (spoken[cut:], 35, len(text))):
-        words.begin(Segment(piece, start, end), model.word_heads.text_first, 0.0)
+    for segment in placed([spoken.part(0, cut).stripped(), spoken.part(cut, len(spoken.text))], 0, len(text)):
+        words.begin(segment, model.word_heads.text_first, 0.0)
         words.end()
         words.note_fault(0, spoken_again=False)
     named = [(fault.kind, text[fault.start : fault.end].strip()) for fault in words.faults]
@@ -247,7 +246,7 @@ def test_words_of_a_segment_of_more_tokens_than_are_watched_have_no_times() -> N
     model = ShownSineModel()
     text = "word " * (MOST_COLUMNS // 5 + 1)
     words = RequestWords(model, model.spec, text)
-    words.begin(Segment(text, 0, len(text)), model.word_heads.text_first, 0.0)
+    words.begin(Segment(SpokenText(text), 0, len(text)), model.word_heads.text_first, 0.0)
     assert words.columns > MOST_COLUMNS
     for frame in (1, 2):
         words.see(np.ones((1, MOST_COLUMNS), np.float32), frame)
@@ -263,7 +262,7 @@ def test_who_asks_for_words_hears_the_first_packet_no_later(monkeypatch: pytest.
     spans = model.token_spans
     monkeypatch.setattr(model, "token_spans", lambda text: read.append(text) or spans(text))
     words = RequestWords(model, model.spec, "one two")
-    words.begin(Segment("one two", 0, 7), model.word_heads.text_first, 0.0)
+    words.begin(Segment(SpokenText("one two"), 0, 7), model.word_heads.text_first, 0.0)
     assert words.columns >= 7
     looked = np.eye(1, words.columns, dtype=np.float32)
     words.see(looked, 1)

@@ -6,15 +6,18 @@ import unicodedata
 
 import pytest
 
+from sonoro.text.english.normalize import normalize_english
 from sonoro.text.splitting import (
     MIN_BOUND_S,
     SECONDS_PER_LETTER,
     Segment,
+    SpokenText,
     cut_live,
     cut_sentence,
     frames_bound,
     join_text,
-    segment_ends,
+    joined,
+    placed,
     split_text,
     spoken_length,
 )
@@ -27,6 +30,10 @@ ALPHABETS = {
 }
 
 
+def split(text: str, language: str, max_letters: int) -> list[str]:
+    return [part.text for part in split_text(SpokenText(text), language, max_letters)]
+
+
 def spoken(text: str) -> str:
     """What a voice would make of it: letters and digits, in order."""
     return "".join(character for character in text if character.isalnum())
@@ -36,7 +43,7 @@ def spoken(text: str) -> str:
     "text", ["One of them. Another! And this?", "你好。世界！天气很好。", "Hello you. 你好。Hm? “Yes.” Well."]
 )
 def test_what_was_cut_is_joined_again(text: str) -> None:
-    segments = split_text(text, "auto", 16)
+    segments = split(text, "auto", 16)
     assert len(segments) > 1
     assert join_text(segments).replace(" ", "") == text.replace(" ", "")
     assert join_text(segments[:1]) == segments[0]
@@ -52,10 +59,11 @@ def test_nothing_is_lost_and_nothing_is_too_long(language: str, max_letters: int
     draw = random.Random(f"{language} {max_letters}")
     for _ in range(300):
         text = "".join(draw.choices(ALPHABETS[language], k=draw.randint(0, 400)))
-        segments = split_text(text, language, max_letters)
+        segments = split(text, language, max_letters)
         assert spoken("".join(segments)) == spoken(text)
-        assert all(spoken_length(segment) <= max_letters for segment in segments), text
-        assert all(spoken(segment) and segment == segment.strip() for segment in segments)
+        assert all(spoken_length(segment.strip()) <= max_letters for segment in segments), text
+        assert all(spoken(segment) and segment == segment.rstrip() for segment in segments)
+        assert all(segment == segment.lstrip() for segment in segments[1:])
         position = 0
         for segment in segments:
             position = text.index(segment, position) + len(segment)
@@ -65,7 +73,7 @@ def test_nothing_is_lost_and_nothing_is_too_long(language: str, max_letters: int
     ("text", "language", "max_letters", "expected"),
     [
         ("Hello there.", "english", 100, ["Hello there."]),
-        ("  Hello \n", "english", 100, ["Hello"]),
+        ("  Hello \n", "english", 100, ["  Hello"]),
         ("Hi. Yes. No.", "english", 100, ["Hi. Yes. No."]),
         (
             "Dr. Smith is 3.5 km away. He has left at 5 p.m. today. We wait.",
@@ -89,23 +97,23 @@ def test_nothing_is_lost_and_nothing_is_too_long(language: str, max_letters: int
     ],
 )  # fmt: skip
 def test_splits(text: str, language: str, max_letters: int, expected: list[str]) -> None:
-    assert split_text(text, language, max_letters) == expected
+    assert split(text, language, max_letters) == expected
 
 
 def test_wide_white_space_beside_a_period_is_no_trap() -> None:
     for space in "\u3000\u2028\u2009\x85\xa0":
-        assert spoken("".join(split_text(f"C{space}.(a) B{space}. 你好。", "english", 100))) == "CaB你好"
+        assert spoken("".join(split(f"C{space}.(a) B{space}. 你好。", "english", 100))) == "CaB你好"
 
 
 def test_a_letter_is_not_parted_from_its_marks() -> None:
-    for segment in split_text("e\u0301" * 60, "english", 17):
+    for segment in split("e\u0301" * 60, "english", 17):
         assert unicodedata.combining(segment[0]) == 0
 
 
 def test_iso_codes_and_unknown_languages_are_accepted() -> None:
     text = "Das ist z. B. ein Satz. Und noch einer."
-    assert split_text(text, "de", 30) == split_text(text, "German", 30)
-    assert split_text("One. Two.", "some_dialect", 100) == ["One. Two."]
+    assert split(text, "de", 30) == split(text, "German", 30)
+    assert split("One. Two.", "some_dialect", 100) == ["One. Two."]
 
 
 def test_spoken_length_counts_what_takes_long() -> None:
@@ -153,7 +161,7 @@ def test_a_live_text_that_does_not_fit_ends_where_a_sentence_does() -> None:
     text = "".join(SENTENCES[:2]) + "And a third that is a little longer than the rest."
     cuts = cuts_of(text)
     assert cuts[-1] == (len("".join(SENTENCES[:2])), True)
-    assert split_text(text, "english", 66)[0] == "".join(SENTENCES[:2]).strip()
+    assert split(text, "english", 66)[0] == "".join(SENTENCES[:2]).strip()
     assert cut_live(text, 0, "english", 66, is_last=True) == cuts[-1]
 
 
@@ -195,12 +203,28 @@ def test_a_live_sentence_is_complete_once_another_has_begun() -> None:
     assert 50 < cut_sentence("word " * 30, "english", 60, is_last=False) <= 60
 
 
-def test_segments_are_found_in_their_text_and_rewritten_ones_in_proportion() -> None:
+def test_segments_are_placed_where_they_were_written() -> None:
+    def ends(text: str, *starts: str) -> list[int]:
+        normal = normalize_english(text)
+        cuts = [*map(normal.text.index, starts), len(normal.text)]
+        parts = [normal.part(start, end).stripped() for start, end in itertools.pairwise(cuts)]
+        segments = placed(parts, 0, len(text))
+        assert [segment.start for segment in segments] == [0, *(segment.end for segment in segments[:-1])]
+        return [segment.end for segment in segments]
+
     text = "".join(SENTENCES)
-    assert segment_ends(text, [sentence.strip() for sentence in SENTENCES]) == [22, 46, len(text)]
-    assert segment_ends("It has 5 $. It is.", ["it has five dollars.", "it is."]) == [14, 18]
-    assert segment_ends("STOP. And stop. ", ["stop.", "and stop."]) == [6, 16]
-    assert segment_ends("...", []) == []
+    parts = split_text(SpokenText(text), "english", 32)
+    assert [segment.end for segment in placed(parts, 0, len(text))] == [22, 46, len(text)]
+    assert ends("It has 5 $. It is.", "It has", "It is") == [12, 18]
+    assert ends("STOP. And stop. ", "STOP", "And") == [5, 16]
+    assert placed([], 0, 3) == []
+
+
+def test_parts_of_a_text_know_their_origins_when_joined_and_moved() -> None:
+    text = SpokenText("One  two three.")
+    words = joined([text.part(0, 3), text.part(5, 8), text.part(8, 15).stripped()], " ").moved(10)
+    assert words.text == "One two three."
+    assert list(words.origins[2:9]) == [(12, 13), (13, 13), (15, 16), (16, 17), (17, 18), (18, 18), (19, 20)]
 
 
 @pytest.mark.parametrize(
@@ -216,7 +240,7 @@ def test_segments_are_found_in_their_text_and_rewritten_ones_in_proportion() -> 
     ],
 )
 def test_a_segment_is_halved_where_a_sentence_ends(text: str, halves: list[str] | None) -> None:
-    segment = Segment(text, 5, 5 + len(text))
+    segment = Segment(SpokenText(text).moved(5), 5, 5 + len(text))
     rest = segment.halve("auto")
     if halves is None:
         assert rest is None

@@ -18,7 +18,6 @@ import torch
 from sonoro.core.errors import ConfigError
 from sonoro.core.types import SpeechRequest
 from sonoro.engine.decoding import to_pcm16
-from sonoro.engine.words import spelled_out
 from sonoro.models.base import Capacity, Pages
 from sonoro.models.words import ShowsWords
 from sonoro.runtime.ring import upload
@@ -213,11 +212,9 @@ def _begun(model: Any, request: SpeechRequest) -> _Spoken:
     """The `_Spoken` of a resolved `request` of one segment."""
     spec, text = model.spec, request.text
     [segment] = model.segments(text, request.language)
-    spelled, origins = spelled_out(spec, text)
-    at = spelled.lower().index(segment.lower())
-    tokens = model.token_spans(segment)
-    words = spoken_words(word_spans(text), segment, origins[at : at + len(segment)], tokens)
-    most = min(frames_bound(segment, request.language or "auto", spec.frame_s), spec.max_frames, _MOST_FRAMES)
+    tokens = model.token_spans(segment.text)
+    words = spoken_words(word_spans(text), segment.text, segment.origins, tokens)
+    most = min(frames_bound(segment.text, request.language or "auto", spec.frame_s), spec.max_frames, _MOST_FRAMES)
     limited = msgspec.structs.replace(request, max_frames=most)
-    prompt = model.prepare(limited, segment, 0, (), None)
+    prompt = model.prepare(limited, segment.text, 0, (), None)
     return _Spoken(prompt, model.text_start(prompt), words, len(tokens))

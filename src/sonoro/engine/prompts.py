@@ -15,7 +15,6 @@ from sonoro.core.config import EngineConfig
 from sonoro.core.errors import InvalidRequest
 from sonoro.core.types import MAX_SEED, SpeechRequest
 from sonoro.engine.request import Request
-from sonoro.engine.words import RequestWords
 from sonoro.models.base import LiveTextModel, Prompt, SpeechModel, Spoken
 from sonoro.models.words import ShowsWords
 from sonoro.text.english.normalize import check_readable
@@ -23,12 +22,13 @@ from sonoro.text.live_feed import LiveFeed
 from sonoro.text.splitting import (
     SECONDS_PER_LETTER,
     Segment,
+    SpokenText,
     frames_bound,
     frames_expected,
-    segment_ends,
+    placed,
     split_text,
-    with_lead,
 )
+from sonoro.words.request import RequestWords
 
 _MAX_LIVE_CHARACTERS = 100_000
 """Characters of a live request."""
@@ -62,12 +62,11 @@ class Prompts:
             return
         if self._spec.text_normalizer is not None:
             check_readable(params.text)
-        pieces = self._split(params)(params.text)
-        if not pieces:
+        parts = self._split(params)(params.text)
+        if not parts:
             raise InvalidRequest("text", params.text, "nothing in it can be spoken")
-        ends = segment_ends(params.text, pieces)
-        request.segments = [Segment(*made) for made in zip(pieces, [0, *ends], ends, strict=False)]
-        most = len(pieces) * self._max_frames
+        request.segments = placed(parts, 0, len(params.text))
+        most = len(parts) * self._max_frames
         if params.max_frames is not None and params.max_frames > most:
             limit = f"at most {most} for this text ({self._max_frames} for each segment)"
             raise InvalidRequest("max_frames", params.max_frames, limit)
@@ -123,26 +122,21 @@ class Prompts:
                 request.progress.limit = min(request.progress.limit, limit)
 
     def _feed(self, request: Request) -> LiveFeed:
-        split, model = self._split(request.params), self._model
+        model = self._model
         return LiveFeed(
             # Called later: the voice may not be known yet.
             lambda: model.live_text(request.params, request.voice) if isinstance(model, LiveTextModel) else None,
-            # A piece begins with the white space behind the one before it.
-            lambda text: split(text.lstrip()),
+            self._split(request.params),
             request.params.language or "auto",
             min(self._config.segment_letters, int(_LIVE_MAX_S / SECONDS_PER_LETTER)),
             _MAX_LIVE_CHARACTERS,
         )
 
-    def _split(self, params: SpeechRequest) -> Callable[[str], list[str]]:
-        language = params.language or "auto"
-
-        def split(text: str) -> list[str]:
-            parts = self._model.segments(text, language)
-            most = self._config.segment_letters
-            return [piece for part in parts for piece in with_lead(part, split_text(part, language, most))]
-
-        return split
+    def _split(self, params: SpeechRequest) -> Callable[[str], list[SpokenText]]:
+        language, most = params.language or "auto", self._config.segment_letters
+        return lambda text: [
+            piece for part in self._model.segments(text, language) for piece in split_text(part, language, most)
+        ]
 
     def _most_frames(self, request: Request, segment: Segment) -> int:
         """Limit of frames for `segment`: from the request, else from its text if that is complete."""

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-    from sonoro.engine.words import RequestWords
     from sonoro.models.base import Prompt, Voice
+    from sonoro.words.request import RequestWords
 
 
 @dataclass(eq=False)

@@ -20,6 +20,7 @@ from sonoro.core.types import ModelSpec, OptionValue, Reference, SamplingParams,
 from sonoro.models.shared.codec_choice import CodecChoice
 from sonoro.runtime.sampling import pack
 from sonoro.text.live_feed import LiveText
+from sonoro.text.splitting import SpokenText
 
 
 @dataclass(frozen=True)
@@ -212,7 +213,7 @@ class SpeechModel(Protocol):
     spec: ModelSpec
     codec: Codec
 
-    def segments(self, text: str, language: str) -> list[str]:
+    def segments(self, text: str, language: str) -> list[SpokenText]:
         """`text` split into segments as the checkpoint needs, and normalised if it needs that."""
 
     def prepare(

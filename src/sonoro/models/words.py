@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from sonoro.core.types import OptionValue, SpeechRequest
 from sonoro.models.base import Voice
-from sonoro.words.heads import WordHeads
+from sonoro.words.request import FollowsText
 from sonoro.words.tracking import Pointing
-
-MOST_COLUMNS = 4096
-"""Limit of watched text positions per segment: words of a longer text have no times."""
 
 
 @runtime_checkable
-class ShowsWords(Protocol):
+class ShowsWords(FollowsText, Protocol):
     """A `SpeechModel` whose backbone holds the text at consecutive positions, one token each."""
-
-    word_heads: WordHeads
-    """The heads to watch; set before any `allocate`, empty to watch none."""
 
     text_layouts: Mapping[str, Mapping[str, OptionValue]]
     """The layouts of `WordHeads` that the model has (`text_first`, `text_along`), each with the request options that
@@ -36,10 +30,6 @@ class ShowsWords(Protocol):
 
     def text_start(self, prompt: Any) -> int:
         """The position of the text's first token."""
-
-    def token_spans(self, text: str) -> Sequence[tuple[int, int]]:
-        """The range (start, end) of characters of `text` that each token of the segment covers; a token that ends the
-        text has an empty range at its end."""
 
     def watching(self, state: Any) -> Any:
         """`state` with buffers for the current `word_heads`; shares all other tensors. No slot may be in use."""

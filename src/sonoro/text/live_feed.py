@@ -11,7 +11,7 @@ from typing import Protocol
 
 from sonoro.core.errors import InvalidRequest
 from sonoro.core.types import is_speakable
-from sonoro.text.splitting import Segment, cut_live, cut_sentence, segment_ends
+from sonoro.text.splitting import Segment, SpokenText, cut_live, cut_sentence, placed
 
 
 class LiveText(Protocol):
@@ -28,6 +28,10 @@ class LiveText(Protocol):
     def finish(self) -> list[int]:
         """The remaining ids, with those that end a text; empty if the whole segment has nothing to speak."""
 
+    @property
+    def spoken(self) -> SpokenText:
+        """The text of the ids so far, and of characters whose ids may still change."""
+
 
 class LiveFeed:
     """Turns appended text into `segments`, the last of which may still grow.
@@ -40,7 +44,7 @@ class LiveFeed:
     def __init__(
         self,
         begin: Callable[[], LiveText | None],
-        split: Callable[[str], list[str]],
+        split: Callable[[str], list[SpokenText]],
         language: str,
         max_letters: int,
         max_characters: int,
@@ -98,12 +102,12 @@ class LiveFeed:
         )
         new = encoder.feed(self._text[self._given : cut])
         self._ids += [*new, *encoder.finish()] if is_cut else new
-        self._given, text = cut, self._text[:cut]
-        if self._growing is None and self._ids and is_speakable(text):
-            self._growing = Segment(text, self._start, self._start, self._ids, is_whole=False)
+        self._given = cut
+        if self._growing is None and self._ids and is_speakable(self._text[:cut]):
+            self._growing = Segment(encoder.spoken, self._start, self._start, self._ids, is_whole=False)
             self.segments.append(self._growing)
         if self._growing is not None:
-            self._growing.text, self._growing.end = text, self._start + cut
+            self._growing.spoken, self._growing.end = encoder.spoken.moved(self._start), self._start + cut
         if is_cut:
             self._cut(cut)
         return is_cut
@@ -113,12 +117,11 @@ class LiveFeed:
         cut = cut_sentence(self._text, self._language, self._max_letters, is_last=self.is_ended)
         if not cut:
             return False
-        sentence = self._text[:cut]
-        pieces = self._split(sentence) if is_speakable(sentence) else []
-        start = self._start
-        for piece, end in zip(pieces, segment_ends(sentence, pieces), strict=True):
-            self.segments.append(Segment(piece, start, self._start + end))
-            start = self._start + end
+        # It begins with the white space behind the one before it.
+        sentence = self._text[:cut].lstrip()
+        end = self._start + cut
+        parts = self._split(sentence) if is_speakable(sentence) else []
+        self.segments += placed([part.moved(end - len(sentence)) for part in parts], self._start, end)
         self._cut(cut)
         return True
 

@@ -80,8 +80,12 @@ class SpokenText:
         """The text from character `start` to `end`."""
         return SpokenText(self.text[start:end], lambda: self.origins[start:end])
 
+    def stripped(self) -> SpokenText:
+        """The text without white space at its ends."""
+        return self.part(len(self.text) - len(self.text.lstrip()), len(self.text.rstrip()))
+
     def moved(self, by: int) -> SpokenText:
-        """The text, if what it was written as begins at character `by` of all that is written."""
+        """The text of which the written text begins at character `by` of a longer one."""
         return SpokenText(self.text, lambda: [(start + by, end + by) for start, end in self.origins])
 
 
@@ -101,17 +105,21 @@ def joined(parts: Sequence[SpokenText], separator: str = "") -> SpokenText:
 
 @dataclass(eq=False)
 class Segment:
-    """The text of one prompt: `text`, from character `start` to `end` of the request's text.
+    """The text of one prompt: `spoken`, which is written as characters `start` to `end` of the request's text.
 
     For live text, `ids` are the token ids known so far, all of them once it `is_whole`.
     """
 
-    text: str
+    spoken: SpokenText
     start: int
     end: int
     ids: list[int] | None = None
     is_whole: bool = True
     _counted: tuple[int, int] = (0, 0)
+
+    @property
+    def text(self) -> str:
+        return self.spoken.text
 
     @property
     def letters(self) -> int:
@@ -128,10 +136,25 @@ class Segment:
         if not ends:
             return None
         cut = min(ends, key=lambda end: abs(2 * end - len(self.text)))
-        at = self.start + round((self.end - self.start) * cut / len(self.text))
-        rest = Segment(self.text[cut:].lstrip(), at, self.end)
-        self.text, self.end = self.text[:cut].rstrip(), at
+        rest = self.cut(cut, self.spoken.origins[cut][0])
+        self.spoken = self.spoken.part(0, len(self.text.rstrip()))
         return rest
+
+    def cut(self, at: int, written: int) -> Segment:
+        """Cut the segment before character `at`, which is written at character `written` of the request's text; return
+        the rest."""
+        rest = Segment(self.spoken.part(at, len(self.text)).stripped(), written, self.end)
+        self.spoken, self.end = self.spoken.part(0, at), written
+        return rest
+
+
+def placed(parts: Sequence[SpokenText], start: int, end: int) -> list[Segment]:
+    """The segments of `parts`, which are together written as characters `start` to `end` of a request's text."""
+    segments: list[Segment] = []
+    for number, part in enumerate(parts, start=1):
+        segments.append(Segment(part, start, end if number == len(parts) else part.origins[-1][1]))
+        start = segments[-1].end
+    return segments
 
 
 def spoken_length(text: str) -> int:
@@ -151,30 +174,28 @@ def frames_expected(text: str, language: str, frame_s: float) -> int:
     return math.ceil((1.0 + spoken_length(text) / LETTERS_PER_S) / frame_s)
 
 
-def split_text(text: str, language: str, max_letters: int) -> list[str]:
-    """Split `text` into segments of at most `max_letters` (as `spoken_length` counts).
+def split_text(spoken: SpokenText, language: str, max_letters: int) -> list[SpokenText]:
+    """Split `spoken` into segments of at most `max_letters` (as `spoken_length` counts).
 
     Neighbouring sentences share a segment if they fit. A longer sentence is split after clause punctuation, else at
-    white space, else anywhere but before a combining mark. Only white space at the edges and segments without a letter
-    or digit are dropped. `language` is a name or an ISO code.
+    white space, else anywhere but before a combining mark. Only white space between segments and at the end, and
+    segments without a letter or digit, are dropped. `language` is a name or an ISO code.
     """
     assert max_letters >= MIN_SEGMENT_LETTERS, max_letters
-    pieces = _sentences(text, _language_code(text, language))
+    pieces = _sentences(spoken.text, _language_code(spoken.text, language))
     for split in (_after(_CLAUSE_END), _after(_SPACE), _characters):
         pieces = [
             part
             for piece in pieces
             for part in (_packed(split(piece), max_letters) if _is_long(piece, max_letters) else [piece])
         ]
-    return [segment for piece in _packed(pieces, max_letters) if is_speakable(segment := piece.strip())]
-
-
-def with_lead(text: str, segments: list[str]) -> list[str]:
-    """`segments` of `text`, with the leading white space of `text` restored to the first."""
-    spoken = text.lstrip()
-    if not segments or not spoken.startswith(segments[0]):
-        return segments
-    return [text[: len(text) - len(spoken)] + segments[0], *segments[1:]]
+    segments, start = [], 0
+    for piece in _packed(pieces, max_letters):
+        if is_speakable(piece):
+            lead = len(piece) - len(piece.lstrip()) if start else 0
+            segments.append(spoken.part(start + lead, start + len(piece.rstrip())))
+        start += len(piece)
+    return segments
 
 
 def join_text(segments: Sequence[str]) -> str:
@@ -184,21 +205,6 @@ def join_text(segments: Sequence[str]) -> str:
         is_spaced = joined[-1:].isascii() or not (_SPACELESS.match(joined[-1:]) or _SPACELESS.match(segment))
         joined += (" " if is_spaced else "") + segment
     return joined
-
-
-def segment_ends(text: str, segments: Sequence[str]) -> list[int]:
-    """The offset in `text` at which each of its `segments` ends; in proportion if a segment was rewritten."""
-    ends: list[int] = []
-    at, letters = 0, sum(map(len, segments))
-    for segment in segments:
-        found = text.find(segment, at)
-        if found < 0 or is_speakable(text[at:found]):
-            at += round((len(text) - at) * len(segment) / letters)
-        else:
-            at = found + len(segment)
-        letters -= len(segment)
-        ends.append(at)
-    return [*ends[:-1], len(text)] if ends else []
 
 
 def cut_live(

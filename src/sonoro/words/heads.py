@@ -13,6 +13,9 @@ from sonoro.words.tracking import Pointing
 FILE = "word_heads.json"
 """File name in the checkpoint's folder."""
 
+MOST_COLUMNS = 4096
+"""Limit of watched text positions per segment: words of a longer text have no times."""
+
 
 class WordHeads(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The head that points at the text, by prompt layout: `text_first` (all text in the prompt) and `text_along` (one

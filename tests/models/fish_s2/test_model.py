@@ -160,7 +160,7 @@ def test_turns_continue_the_conversation_and_audio_is_each_decoded_afresh(tmp_pa
     """A request of two segments is the two prompts of a conversation, and the audio of both from zero history."""
     tiny_fish.write_checkpoint(tmp_path, end_scale=1.5)
     model = registry.load(tmp_path, device="cpu").model
-    first, second = model.segments(TURNS, "auto")
+    first, second = (part.text for part in model.segments(TURNS, "auto"))
     engine = engine_of(model)
     engine.submit(SpeechRequest(id="a", text=TURNS, seed=5))
     events = drain(engine)

@@ -16,11 +16,15 @@ from sonoro.models.fish_s2.prompt import ConversationBuilder, FishVoice, split_t
 from sonoro.nn.tokenizer import TextTokenizer
 
 
+def turns(text: str) -> list[str]:
+    return [part.text for part in split_turns(text)]
+
+
 @pytest.mark.parametrize("name", ["plain", "reference", "references", "turns", "turns_and_reference"])
 def test_prompts_are_the_official_ones(reference_root: Path, name: str) -> None:
     """With and without references, several speakers, and turns that continue a conversation: every column."""
     case = cases("prompts", reference_root)[name]
-    segments = split_turns(case.facts["text"])
+    segments = turns(case.facts["text"])
     assert len(segments) == case.facts["batches"]
     assert ("turns" in name) == (len(segments) > 1)
     frames = [torch.from_numpy(case.tensors[f"frames_{index}"]).long() for index in range(len(segments))]
@@ -33,15 +37,15 @@ def test_prompts_are_the_official_ones(reference_root: Path, name: str) -> None:
 
 def test_turns_are_spoken_a_few_at_a_time() -> None:
     tag, other = "<|speaker:0|>", "<|speaker:1|>"
-    assert split_turns("No tag: [laughing] as it is. ") == ["No tag: [laughing] as it is. "]
-    assert split_turns(f"{tag} a {other}b\n") == [f"{tag} a\n{other}b"]
-    assert split_turns(f"{tag}a" * 6) == ["\n".join([f"{tag}a"] * 5), f"{tag}a"]
+    assert turns("No tag: [laughing] as it is. ") == ["No tag: [laughing] as it is. "]
+    assert turns(f"{tag} a {other}b\n") == [f"{tag} a\n{other}b"]
+    assert turns(f"{tag}a" * 6) == ["\n".join([f"{tag}a"] * 5), f"{tag}a"]
     # 200 bytes, tags counted, line breaks not; one turn may be longer.
     fits = "ä" * ((200 - 2 * len(tag)) // 2)
-    assert split_turns(f"{tag}{tag}{fits}") == [f"{tag}\n{tag}{fits}"]
-    assert split_turns(f"{tag}{tag}{fits}ä") == [tag, f"{tag}{fits}ä"]
-    assert split_turns(f"{tag}{'long ' * 90}") == [f"{tag}{'long ' * 90}".strip()]
-    assert split_turns(f" Not lost. {tag}Found.") == ["Not lost.", f"{tag}Found."]
+    assert turns(f"{tag}{tag}{fits}") == [f"{tag}\n{tag}{fits}"]
+    assert turns(f"{tag}{tag}{fits}ä") == [tag, f"{tag}{fits}ä"]
+    assert turns(f"{tag}{'long ' * 90}") == [f"{tag}{'long ' * 90}".strip()]
+    assert turns(f" Not lost. {tag}Found.") == ["Not lost.", f"{tag}Found."]
 
 
 def test_what_was_cut_from_a_turn_keeps_its_speaker() -> None:

@@ -196,9 +196,9 @@ def test_a_normalizing_checkpoint_reads_words_and_says_what_it_drops(
     custom: PromptBuilder, caplog: pytest.LogCaptureFixture
 ) -> None:
     builder = PromptBuilder(dataclasses.replace(custom.config, text_normalizer="english"), custom.tokenizer)
-    assert custom.normalize("No. 5 ☃") == "No. 5 ☃"
+    assert custom.normalize("No. 5 ☃").text == "No. 5 ☃"
     with caplog.at_level(logging.DEBUG, logger="sonoro"):
-        spoken = builder.normalize("I have 5 ☃ cats")
+        spoken = builder.normalize("I have 5 ☃ cats").text
     assert "five" in spoken
     assert spoken == spoken.lower()
     assert not any(character.isdigit() for character in spoken)
@@ -206,15 +206,17 @@ def test_a_normalizing_checkpoint_reads_words_and_says_what_it_drops(
     assert (counted.levelno, counted.getMessage()) == (logging.INFO, "event=characters_dropped count=1")
     # What somebody wrote is in no log by default.
     assert (detail.levelno, "☃" in detail.getMessage()) == (logging.DEBUG, True)
-    assert builder.normalize("☃") == ""
+    assert builder.normalize("☃").text == ""
 
 
 def test_a_checkpoint_has_words_respelled(custom: PromptBuilder) -> None:
     config = dataclasses.replace(custom.config, text_normalizer="english", respellings={"saute": "sawtay"})
     builder = PromptBuilder(config, custom.tokenizer)
-    assert builder.normalize("Sauté 2 sautéed ones in the SAUTÉ pan") == "sawtay two sauteed ones in the sawtay pan."
-    spoken = builder.normalize("sauté")
-    assert builder.normalize(spoken) == spoken
+    assert (
+        builder.normalize("Sauté 2 sautéed ones in the SAUTÉ pan").text == "sawtay two sauteed ones in the sawtay pan."
+    )
+    spoken = builder.normalize("sauté").text
+    assert builder.normalize(spoken).text == spoken
 
 
 def test_an_unknown_normalizer_is_refused(custom: PromptBuilder) -> None:

@@ -13,7 +13,7 @@ from sonoro.core.errors import CheckpointError, InvalidRequest
 from sonoro.models.base import Spoken, Voice
 from sonoro.models.voxcpm2.prompt import PromptBuilder, VoxVoice, stand_in
 from sonoro.nn.tokenizer import TextTokenizer
-from sonoro.text.splitting import split_text
+from sonoro.text.splitting import SpokenText, split_text
 
 MODES = ["zero_shot", "zero_shot_chinese", "zero_shot_controlled", "continuation", "continuation_chinese", "reference",
          "reference_controlled", "both", "zero_shot_chained", "continuation_chained", "both_chained"]  # fmt: skip
@@ -140,7 +140,7 @@ def test_sentences_are_joined_as_they_were_cut() -> None:
     ],
 )
 def test_cuts_are_where_they_were_in_any_script(text: str) -> None:
-    pieces = split_text(text, "auto", 30)
+    pieces = [part.text for part in split_text(SpokenText(text), "auto", 30)]
     assert len(pieces) > 1
     rows = builder().build(pieces[-1], controls(), [Spoken(piece, patches(1, 2)) for piece in pieces[:-1]]).rows
     assert rows[rows[:, 1] == 0, 0].tolist() == [*ids_of(text), 101]

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 
 from fakes.voiced_sine import VoicedSineModel
 
+from sonoro.text.splitting import SpokenText
+
 END = 0
 ENDLESS = 1_000_000
 
@@ -27,6 +29,10 @@ class SineText:
         ready = spoken[self.given : max(len(spoken) - held, self.given)]
         self.given += len(ready)
         return [ord(character) for character in ready]
+
+    @property
+    def spoken(self):
+        return SpokenText(self.text).stripped()
 
     def finish(self):
         last = self.feed("", held=0)

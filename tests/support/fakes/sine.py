@@ -10,6 +10,7 @@ from fakes.sine_pages import SinePages
 from sonoro.core.errors import InvalidRequest
 from sonoro.core.types import ModelSpec
 from sonoro.models.base import Controls
+from sonoro.text.splitting import SpokenText
 
 
 class SineModel:
@@ -21,7 +22,7 @@ class SineModel:
         self.codec = SineCodec()
 
     def segments(self, text, language):
-        return [text]
+        return [SpokenText(text)]
 
     def prepare(self, request, segment, index, before, voice):
         if "unspeakable" in segment:

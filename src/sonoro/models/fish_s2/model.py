@@ -16,6 +16,7 @@ from sonoro.models.shared.loading import Family
 from sonoro.models.shared.slots import DepthState, ReadsText, RowPrompt, admit_staged, clear_slots
 from sonoro.nn.tokenizer import TextTokenizer
 from sonoro.nn.weights import fingerprint
+from sonoro.text.splitting import SpokenText
 
 from . import frame, voice, weights
 from .config import RELEASED, ModelConfig, decoder_config, model_config
@@ -48,7 +49,7 @@ class FishS2(ReadsText):
     def configure(self, values: Mapping[str, OptionValue]) -> None:
         self._conversations.read_control_tokens(is_on=bool(values[CONTROL_TOKENS.name]))
 
-    def segments(self, text: str, language: str) -> list[str]:
+    def segments(self, text: str, language: str) -> list[SpokenText]:
         """`text` as one segment, or a few speaker turns per segment."""
         return split_turns(text)
 

@@ -5,6 +5,7 @@ A row of a prompt: token id, and K codes if it is a code of codebook 0.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from sonoro.core.types import check_text
 from sonoro.models.base import Controls, Spoken, Voice
 from sonoro.models.shared.slots import Ids, RowPrompt
 from sonoro.nn.tokenizer import TextTokenizer
+from sonoro.text.splitting import SpokenText, joined
 
 from .config import ModelConfig
 
@@ -159,21 +161,22 @@ def _special_ids(config: ModelConfig) -> dict[str, int | None]:
     return {"<|im_start|>": None, "<|voice|>": None, **given}
 
 
-def split_turns(text: str) -> list[str]:
+def split_turns(text: str) -> list[SpokenText]:
     """Split `text` at its `<|speaker:N|>` tags into segments of some turns each; without tags it is one segment.
 
     Text before the first tag is a segment of its own; the official code drops it.
     """
-    before, *rest = _SPEAKER.split(text)
-    if not rest:
-        return [text]
-    batches: list[list[str]] = [[]]
-    for tag, words in zip(_SPEAKER.findall(text), rest, strict=True):
-        turn = (tag + words).strip()
-        if len(batches[-1]) >= MOST_TURNS or sum(len(part.encode()) for part in (*batches[-1], turn)) > MOST_BYTES:
+    whole, starts = SpokenText(text), [found.start() for found in _SPEAKER.finditer(text)]
+    if not starts:
+        return [whole]
+    batches: list[list[SpokenText]] = [[]]
+    for start, end in itertools.pairwise([*starts, len(text)]):
+        turn = whole.part(start, end).stripped()
+        if len(batches[-1]) >= MOST_TURNS or sum(len(one.text.encode()) for one in (*batches[-1], turn)) > MOST_BYTES:
             batches.append([])
         batches[-1].append(turn)
-    return [piece for piece in (before.strip(), *map("\n".join, batches)) if piece]
+    before = whole.part(0, starts[0]).stripped()
+    return [piece for piece in (before, *(joined(turns, "\n") for turns in batches)) if piece.text]
 
 
 def _with_speakers(texts: Sequence[str]) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from sonoro.text.splitting import spoken_length
+from sonoro.text.splitting import SpokenText, joined, spoken_length
 
 from .prompt import PromptBuilder, TextTokenizer
 
@@ -61,8 +61,14 @@ class LiveSegment:
         self.max_letters = prompts.config.max_segment_letters
         self._prompts = prompts
         self._tokens = LiveTokens(prompts.tokenizer)
-        self._raw = ""
+        self._parts: list[SpokenText] = []
+        # Text that is not given to the tokeniser yet, and at which character of all text it begins.
+        self._raw, self._at = "", 0
         self._is_spoken = False
+
+    @property
+    def spoken(self) -> SpokenText:
+        return joined(self._parts).stripped()
 
     def letters(self, text: str) -> int:
         """Length of `text` in letters, once normalised."""
@@ -70,21 +76,28 @@ class LiveSegment:
 
     def feed(self, text: str) -> list[int]:
         """Append `text`; returns the ids that are now settled."""
-        if self._prompts.config.text_normalizer is None:
-            return self._give(text)
         self._raw += text
+        if self._prompts.config.text_normalizer is None:
+            return self._give(SpokenText(self._raw), len(self._raw))
         joints = reversed([found.end() for found in _JOINT.finditer(self._raw)])
         cut = next((end for end in joints if not _OPEN.search(self._raw, 0, end)), 0)
-        ready, self._raw = self._raw[:cut], self._raw[cut:]
-        return self._give(self._prompts.normalize(ready).removesuffix(".") + " ") if cut else []
+        if not cut:
+            return []
+        spoken = self._prompts.normalize(self._raw[:cut])
+        # The full stop is not of the text; the space between the plain words is.
+        joint = SpokenText(" ").moved(cut - 1)
+        return self._give(joined([spoken.part(0, len(spoken.text.removesuffix("."))), joint]), cut)
 
     def finish(self) -> list[int]:
         """The remaining ids and the end of text; empty if the segment has nothing to speak."""
-        ids = [*self._give(self._prompts.normalize(self._raw)), *self._tokens.finish()]
+        ids = [*self._give(self._prompts.normalize(self._raw), len(self._raw)), *self._tokens.finish()]
         return [*ids, self._prompts.config.tts_eos_token_id] if self._is_spoken or ids else []
 
-    def _give(self, text: str) -> list[int]:
-        ids = self._tokens.feed(text)
+    def _give(self, spoken: SpokenText, written: int) -> list[int]:
+        """Give `spoken`, which was written as the first `written` characters of `_raw`, to the tokeniser."""
+        self._parts.append(spoken.moved(self._at))
+        self._raw, self._at = self._raw[written:], self._at + written
+        ids = self._tokens.feed(spoken.text)
         self._is_spoken = self._is_spoken or bool(ids)
         return ids
 

@@ -20,7 +20,7 @@ from sonoro.models.shared.slots import ReadsText
 from sonoro.nn.transformer import bytes_read, widen_layers
 from sonoro.nn.weights import fingerprint
 from sonoro.runtime.ring import upload
-from sonoro.text.splitting import split_text, with_lead
+from sonoro.text.splitting import SpokenText, split_text
 from sonoro.words.tracking import Pointing
 
 from . import frame, voice, weights
@@ -72,10 +72,9 @@ class Qwen3TTS(ReadsText):
         if CONTROL_TOKENS.name in values:
             tokenizer.read_control_tokens(is_on=bool(values[CONTROL_TOKENS.name]))
 
-    def segments(self, text: str, language: str) -> list[str]:
+    def segments(self, text: str, language: str) -> list[SpokenText]:
         """`text` normalised if the checkpoint needs it, and split into segments of at most `max_segment_letters`."""
-        normal = self._prompts.normalize(text)
-        return with_lead(normal, split_text(normal, language, self._configs.model.max_segment_letters))
+        return split_text(self._prompts.normalize(text), language, self._configs.model.max_segment_letters)
 
     def prepare(
         self, request: SpeechRequest, segment: str, index: int, before: Sequence[Spoken], voice: Voice | None

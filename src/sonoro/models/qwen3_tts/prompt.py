@@ -236,7 +236,7 @@ class PromptBuilder:
             return NormalizedText(text)
         return normalize_english(text, lowercase=True, respellings=self.config.respellings)
 
-    def normalize(self, text: str) -> str:
+    def normalize(self, text: str) -> NormalizedText:
         """`text` normalised as the checkpoint needs, without characters it cannot speak (perhaps all of them): to warn
         a user, ask `text.english.readable` first."""
         normalized = self.spell_out(text)
@@ -244,7 +244,7 @@ class PromptBuilder:
             logger.info("event=characters_dropped count=%d", len(normalized.dropped))
             # User text goes to the debug log alone: of text in another script this is most of it.
             logger.debug("event=characters_dropped characters=%r", normalized.dropped)
-        return normalized.text
+        return normalized
 
     def build(self, text: str, controls: Controls, **layout: Any) -> TalkerPrompt:
         """Build the prompt of `text`; `layout` are the keyword arguments of `build_from_ids`.

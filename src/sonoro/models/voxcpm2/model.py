@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
@@ -18,6 +19,7 @@ from sonoro.models.shared.loading import Family
 from sonoro.models.shared.slots import ReadsText, RowPrompt
 from sonoro.nn.tokenizer import TextTokenizer
 from sonoro.nn.weights import fingerprint
+from sonoro.text.splitting import SpokenText, joined
 
 from . import frame, voice, weights
 from . import state as by_slot
@@ -97,9 +99,10 @@ class VoxCPM2(ReadsText):
     def load_voice(self, saved: SavedVoice) -> Voice:
         return voice.load_voice(self._config, saved, _PATCHES[str(self._priming)])
 
-    def segments(self, text: str, language: str) -> list[str]:
+    def segments(self, text: str, language: str) -> list[SpokenText]:
         """`text` as one segment, with white space collapsed as in the official front end."""
-        return [" ".join(text.split())]
+        whole = SpokenText(text)
+        return [joined([whole.part(*found.span()) for found in re.finditer(r"\S+", text)], " ")]
 
     def prepare(
         self, request: SpeechRequest, segment: str, index: int, before: Sequence[Spoken], voice: Voice | None

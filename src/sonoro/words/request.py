@@ -1,27 +1,22 @@
 """Times the words of a request: feeds attention and audio of each segment to its clock, and collects its words.
 
-Depends on the protocols of `models` and on no model; host bookkeeping only.
+Host bookkeeping only: knows no model and no engine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from sonoro.core.events import Fault, FaultKind, Word
-from sonoro.models.words import MOST_COLUMNS
-from sonoro.text.english.normalize import normalize_english
-from sonoro.text.splitting import Segment
+from sonoro.core.types import ModelSpec
+from sonoro.text.splitting import Segment, Span
+from sonoro.words.heads import MOST_COLUMNS, WordHeads
 from sonoro.words.spans import SpokenWord, spoken_words, word_spans
 from sonoro.words.tracking import Pointing, SegmentClock, Trouble
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from sonoro.core.types import ModelSpec
-    from sonoro.models.words import ShowsWords
 
 _BEYOND = 2
 """Positions after the end of a text that a read-ahead head may attend to, besides its shift."""
@@ -29,8 +24,16 @@ _BEYOND = 2
 _MOST_TOKENS = 4
 """Tokens assumed for a character until they are counted."""
 
-_AROUND, _FARTHEST = 80, 4000
-"""How far a segment is searched for in the written text: characters beyond twice its length, then at most so many."""
+
+class FollowsText(Protocol):
+    """A model some of whose attention heads follow the text that it speaks."""
+
+    word_heads: WordHeads
+    """The heads to watch; set before any `allocate`, empty to watch none."""
+
+    def token_spans(self, text: str) -> Sequence[Span]:
+        """The range (start, end) of characters of `text` that each token of the segment covers; a token that ends the
+        text has an empty range at its end."""
 
 
 class RequestWords:
@@ -42,7 +45,7 @@ class RequestWords:
     first audio is on its way, so that asking for words does not delay the first packet.
     """
 
-    def __init__(self, model: ShowsWords, spec: ModelSpec, text: str) -> None:
+    def __init__(self, model: FollowsText, spec: ModelSpec, text: str) -> None:
         self.text, self.told = text, list[Word]()
         self.fault: FaultKind | None = None
         self.faults: list[Fault] = []
@@ -58,8 +61,8 @@ class RequestWords:
         self._segment: Segment | None = None
         self._tokens = self._known = self._column = self._columns = 0
         self._told_before = self._handed = 0
-        self._begin = self._start = self._end = 0
-        """Offsets in the text: where the search for the segment begins, and where it starts and ends."""
+        self._start = self._end = 0
+        """Where the segment starts and ends in the text."""
 
     def append(self, text: str) -> None:
         """Append live `text`."""
@@ -72,8 +75,6 @@ class RequestWords:
         """
         if segment is self._segment:
             del self.told[self._told_before :]
-        else:
-            self._begin = self._end
         self._segment, self._told_before, self._clock, self.fault = segment, len(self.told), None, None
         self._broken, self._ended, self._kept = None, None, []
         if pointing is None:
@@ -188,8 +189,7 @@ class RequestWords:
         segment, word = self._segment, words[trouble.word]
         self._broken = trouble.kind, self._end, word.start
         at, _ = self._model.token_spans(segment.text)[int(word.first)]
-        rest = Segment(segment.text[at:].lstrip(), word.start, segment.end)
-        segment.text, segment.end = segment.text[:at], word.start
+        rest = segment.cut(at, word.start)
         kept = max(self._handed, self._told_before)
         self.told[kept:] = [told for told in self.told[kept:] if told.end <= word.start]
         return rest
@@ -220,42 +220,14 @@ class RequestWords:
     def _map(self, clock: SegmentClock, segment: Segment) -> None:
         """Map the tokens of `segment`, as far as its text has come, to the written words."""
         self._known = len(segment.ids or ())
-        if segment.ids is None:
-            low, spoken, origins = self._found(segment)
-        else:
-            low, (spoken, origins) = segment.start, spelled_out(self._spec, self.text[segment.start : segment.end])
-        high = max((end for _, end in origins), default=0)
-        self._start, self._end = low + min((start for start, _ in origins), default=0), low + high
-        words = [(low + start, low + end) for start, end in word_spans(self.text[low : low + high])]
-        tokens: Sequence[tuple[int, int]] = self._model.token_spans(spoken)
+        origins, tokens = segment.spoken.origins, self._model.token_spans(segment.text)
+        low = self._start = min((start for start, _ in origins), default=segment.start)
+        self._end = max((end for _, end in origins), default=segment.start)
+        words = [(low + start, low + end) for start, end in word_spans(self.text[low : self._end])]
         if segment.ids is not None and not segment.is_whole:
             tokens = tokens[: len(segment.ids)]
         self._tokens = len(tokens)
-        found = spoken_words(words, spoken, [(low + start, low + end) for start, end in origins], tokens)
+        found = spoken_words(words, segment.text, origins, tokens)
         # A word that spans two segments, such as a long number, was reported with the first.
         told_to = self.told[self._told_before - 1].end if self._told_before else 0
         clock.words = [word for word in found if word.start >= told_to]
-
-    def _found(self, segment: Segment) -> tuple[int, str, list[tuple[int, int]]]:
-        """Find `segment` in the written text: an offset, the spoken text, and the (start, end) of each of its
-        characters relative to that offset; spread in proportion if it is not found."""
-        low, wanted = self._begin, segment.text
-        for most in (2 * len(wanted) + _AROUND, _FARTHEST):
-            written = self.text[low : low + most]
-            # End at a word boundary: half a number would be spelled out differently.
-            written += (self.text[low + most :].split(maxsplit=1) or [""])[0] if len(written) == most else ""
-            spoken, origins = spelled_out(self._spec, written)
-            at = spoken.lower().find(wanted.lower())
-            if at >= 0:
-                return low, wanted, origins[at : at + len(wanted)]
-        each = (segment.end - segment.start) / max(len(wanted), 1)
-        spread = [(int(at * each), int((at + 1) * each)) for at in range(len(wanted))]
-        return segment.start, wanted, spread
-
-
-def spelled_out(spec: ModelSpec, written: str) -> tuple[str, list[tuple[int, int]]]:
-    """`written` as a model of `spec` gets it, and for each of its characters the (start, end) in `written`."""
-    if spec.text_normalizer == "english":
-        normal = normalize_english(written, lowercase=True, respellings=spec.respellings)
-        return normal.text, list(normal.origins)
-    return written, [(at, at + 1) for at in range(len(written))]
