@@ -155,10 +155,10 @@ class Crowd:
         """Metrics over `duration_s` after `warm_up_s`. Raises `EngineError` if a request fails."""
         self._listen_until(time.perf_counter() + warm_up_s)
         self._audio_s, self._underruns, self._requests, self._ticks, self._first_ms = 0.0, 0, 0, 0, []
-        before, began_s, host_s = self._engine.runner.launches, time.perf_counter(), time.process_time()
+        before, began_s, host_s = self._engine.runner.graphs.launches, time.perf_counter(), time.process_time()
         self._listen_until(began_s + duration_s, self._clients)
         counted_s, host_s = time.perf_counter() - began_s, time.process_time() - host_s
-        after, first_ms = self._engine.runner.launches, sorted(self._first_ms) or [math.nan]
+        after, first_ms = self._engine.runner.graphs.launches, sorted(self._first_ms) or [math.nan]
         clear(self._engine)
         made = {
             how: {kind: (counts[how] - before[kind][how]) / self._ticks for kind, counts in after.items()}
@@ -231,7 +231,7 @@ def time_engine(loaded: LoadedModel, args: argparse.Namespace, report: Report) -
                 engines[name] = engine = Engine(loaded.model, dataclasses.replace(base, pages=pages, **changes))
             row |= {"ready_s": time.perf_counter() - began_s, "pages": engine.runner.pages}
             row["pages_bytes"] = engine.runner.pages * base.page_positions * loaded.model.position_bytes
-            row["graphs_mib"] = engine.runner.graph_memory_mib
+            row["graphs_mib"] = engine.runner.graphs.memory_mib
         except Exception as error:  # an arm that does not fit does not stop the others
             row["error"] = repr(error)
         report.add(row)

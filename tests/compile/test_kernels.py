@@ -562,7 +562,7 @@ assert not misfits, f"there is something to compile: {misfits}"
 loaded = registry.load(settings.model, load_format="dummy")
 engine = Engine(loaded.model, settings.config)
 engine.voices.warm_up()
-while engine.runner.to_come:
+while engine.runner.graphs.to_come:
     engine.runner.capture_next()
 print(len(hits), *missed)
 """

@@ -87,7 +87,7 @@ def test_steps_of_few_do_not_wait_for_the_codec(monkeypatch: pytest.MonkeyPatch)
     engine.submit(SpeechRequest(id="0", text="Hello there.", max_frames=9))
     drain(engine)
     decoding = engine.runner._decoding
-    decoding.stream, decoding.has_own_stream = Stream("codec"), True
+    decoding.beside = Stream("codec")
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: Stream("model"))
     for stepped in (1, 2, 3):
         decoding.follow()
@@ -110,12 +110,12 @@ def test_audio_is_the_same_to_the_bit_on_another_gpu(tiny: TinyFamily, is_eager:
 @needs_two_gpus
 def test_a_card_of_its_own_holds_what_the_codec_has(tiny: TinyFamily) -> None:
     engine = Engine(tiny.load(torch.bfloat16, "cuda:0").model, EngineConfig(**SIZES | {"codec_device": "cuda:1"}))
-    report = engine.runner.report.splitlines()
+    report = engine.runner.graphs.report.splitlines()
     assert not any("codec histories" in line for line in report)
     assert any(line.startswith("codec on cuda:1:") for line in report)
     engine.submit(SpeechRequest(id="0", text="Hello there.", max_frames=9))
     drain(engine)
-    counts = engine.runner.launches
+    counts = engine.runner.graphs.launches
     assert min(counts[kind]["graph"] for kind in ("frame", "codec", "transfer")) > 0
     assert sum(counts[kind]["eager"] for kind in ("frame", "codec", "transfer")) == 0
 
@@ -135,7 +135,7 @@ def test_what_is_sent_over_is_counted_by_itself() -> None:
     engine = Engine(VoicedSineModel(), config_of(chunk_frames=(1, 4), codec_device="cpu"), Clock(), ticks_late=1)
     engine.submit(SpeechRequest(id="0", text="Hello there.", max_frames=9))
     drain(engine)
-    counts = {name: kind["eager"] for name, kind in engine.runner.launches.items()}
+    counts = {name: kind["eager"] for name, kind in engine.runner.graphs.launches.items()}
     # Placed once, and nine frames sent.
     assert counts == {"admit": 1, "prefill": 1, "frame": 9, "codec": 4, "transfer": 10}
 

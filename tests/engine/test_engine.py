@@ -50,7 +50,7 @@ def test_the_first_chunk_is_launched_by_the_first_tick_and_comes_with_the_second
     engine = engine_of()
     engine.submit(SpeechRequest(id="a", text="Hello there."))
     assert engine.tick() == []
-    assert {kind: sum(counts.values()) for kind, counts in engine.runner.launches.items()} == {
+    assert {kind: sum(counts.values()) for kind, counts in engine.runner.graphs.launches.items()} == {
         "admit": 1,
         "prefill": 1,
         "frame": 1,

@@ -52,7 +52,7 @@ def be_quiet(engine: Engine) -> int:
     """All that is done in quiet; how many steps it took."""
     steps = 0
     while engine.has_quiet_work:
-        if engine.runner.to_come:
+        if engine.runner.graphs.to_come:
             engine.runner.capture_next()
         else:
             engine.find_heads()
@@ -71,10 +71,10 @@ def test_heads_are_found_once_words_are_wanted_and_times_are_estimated(
     assert not engine.has_quiet_work
     assert words_of(speak(engine, "b", with_words=True)) is None
     assert not engine.has_words
-    launched = sum(engine.runner.launches["frame"].values())
+    launched = sum(engine.runner.graphs.launches["frame"].values())
     assert be_quiet(engine) > 50
     assert engine.has_words
-    assert sum(engine.runner.launches["frame"].values()) == launched
+    assert sum(engine.runner.graphs.launches["frame"].values()) == launched
     again = speak(engine, "c", with_words=True)
     words = words_of(again)
     assert [(word.text, word.is_estimated) for word in words] == [("Hello", True), ("there", True), ("you", True)]
@@ -99,12 +99,12 @@ def test_graphs_are_captured_anew_once_heads_are_found() -> None:
     assert words_of(speak(engine, "b", **same, with_words=True)) is None
     be_quiet(engine)
     assert model.word_heads.places == known.places
-    launched = dict(engine.runner.launches["frame"])
+    launched = dict(engine.runner.graphs.launches["frame"])
     again = speak(engine, "c", **same, with_words=True)
     assert [word.text for word in words_of(again)] == ["Hello", "there", "you"]
     pcm = [b"".join(event.pcm for event in events if isinstance(event, AudioChunk)) for events in (plain, again)]
     assert pcm[0] == pcm[1]
-    assert {how for how, count in engine.runner.launches["frame"].items() if count > launched[how]} == {"graph"}
+    assert {how for how, count in engine.runner.graphs.launches["frame"].items() if count > launched[how]} == {"graph"}
 
 
 def test_nothing_is_searched_for_while_a_request_is_there_and_it_does_not_notice() -> None:

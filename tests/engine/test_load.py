@@ -128,7 +128,7 @@ def test_batches_of_changing_size_equal_fresh_runs() -> None:
         events = drain(engine)
         for request in batch:
             assert_as_alone(events, request.id, next(expected))
-    assert sum(engine.runner.launches["codec"].values()) > 0
+    assert sum(engine.runner.graphs.launches["codec"].values()) > 0
 
 
 def test_more_rows_than_the_largest_codec_batch_are_split() -> None:
@@ -136,7 +136,7 @@ def test_more_rows_than_the_largest_codec_batch_are_split() -> None:
     for request in kinds(5, 4):
         engine.submit(request)
     engine.tick()
-    assert engine.runner.launches["codec"] == {"graph": 0, "reference_graph": 0, "eager": 3}
+    assert engine.runner.graphs.launches["codec"] == {"graph": 0, "reference_graph": 0, "eager": 3}
     events = drain(engine)
     for request, expected in zip(kinds(5, 4), alone(5, 4), strict=True):
         assert_as_alone(events, request.id, expected)

@@ -394,9 +394,9 @@ def test_an_engine_says_the_same_while_requests_lack_pages_are_paused_and_preemp
         if not engine.has_work:
             assert arriving or paused or engine.is_idle, "all wait for one another"
             continue
-        launched = engine.runner.launches
+        launched = engine.runner.graphs.launches
         made = engine.tick()
-        idle_ticks = 0 if made or engine.runner.launches != launched else idle_ticks + 1
+        idle_ticks = 0 if made or engine.runner.graphs.launches != launched else idle_ticks + 1
         assert idle_ticks < 4
         events += made
     assert engine.preemptions

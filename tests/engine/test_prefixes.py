@@ -134,7 +134,7 @@ def test_no_more_is_kept_than_was_asked_for() -> None:
     assert max(kept) == 5 * PAGE_BYTES
     assert engine.prefixes.evictions > 0
     assert engine.prefixes.hits > 0
-    assert "at most 5" in engine.runner.report
+    assert "at most 5" in engine.runner.graphs.report
 
 
 def test_nothing_is_kept_if_none_is_asked_for() -> None:

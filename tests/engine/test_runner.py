@@ -50,7 +50,7 @@ def test_pages_are_as_many_as_the_slots_can_use_or_as_asked() -> None:
     assert Runner(SineModel(), config_of()).pages == 3 * 19
     runner = Runner(SineModel(), config_of(pages=20))
     assert runner.pages == 20
-    assert "20 pages of 2048 bytes" in runner.report
+    assert "20 pages of 2048 bytes" in runner.graphs.report
 
 
 def test_launches_are_counted_by_kind() -> None:
@@ -58,7 +58,7 @@ def test_launches_are_counted_by_kind() -> None:
     for number in range(2):
         engine.submit(SpeechRequest(id=str(number), text="Hello there.", max_frames=9))
     drain(engine)
-    counts = engine.runner.launches
+    counts = engine.runner.graphs.launches
     assert all(kind["graph"] == 0 for kind in counts.values())
     # Both rows run together: one prefill, nine frames, and audio of 1, 1, 4 and 3 frames.
     assert {name: kind["eager"] for name, kind in counts.items()} == {"admit": 1, "prefill": 1, "frame": 9, "codec": 4}
@@ -89,10 +89,10 @@ def test_an_engine_that_is_ready_early_speaks_alike_until_all_is_captured_and_af
     requests = [SpeechRequest(id=str(number), text="Hello there.", max_frames=9 + number) for number in range(3)]
     expected = [speak(request, engine_of(**SIZES))[0] for request in requests]
     engine, whole = engine_of(**SIZES, is_ready_early=True), engine_of(**SIZES)
-    assert whole.runner.to_come == 0
+    assert whole.runner.graphs.to_come == 0
     # Of 1, 2 and 3: 2 of frames and admissions, 64 of prompts, 2 of the first chunk, and 1 and 2 of the others.
-    assert engine.runner.to_come == 2 + 1 + 1 + 2 * (len(engine.config.chunk_frames) - 1)
-    to_come = [engine.runner.to_come]
+    assert engine.runner.graphs.to_come == 2 + 1 + 1 + 2 * (len(engine.config.chunk_frames) - 1)
+    to_come = [engine.runner.graphs.to_come]
     while to_come[-1]:
         for request in requests:
             engine.submit(request)
@@ -101,10 +101,10 @@ def test_an_engine_that_is_ready_early_speaks_alike_until_all_is_captured_and_af
             np.testing.assert_array_equal(audio(events, request.id), samples)
         assert engine.is_idle
         engine.runner.capture_next()
-        to_come.append(engine.runner.to_come)
+        to_come.append(engine.runner.graphs.to_come)
     assert to_come == [*range(to_come[0], -1, -1)]
     # What admits sines refuses slots that nothing is staged for, as those are that a graph is captured on.
-    assert not any(counts["eager"] for kind, counts in engine.runner.launches.items() if kind != "admit")
+    assert not any(counts["eager"] for kind, counts in engine.runner.graphs.launches.items() if kind != "admit")
 
 
 def test_kernels_of_a_size_are_checked_before_it_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ def test_kernels_of_a_size_are_checked_before_it_is_captured(monkeypatch: pytest
     monkeypatch.setattr("sonoro.engine.runner.GraphPool", FunctionPool)
     runner = Runner(Watched(), config_of(**SIZES, is_ready_early=True))
     assert events == [("checked", 1), ("checked", 3), ("captured", 3), ("captured", 1)]
-    while runner.to_come:
+    while runner.graphs.to_come:
         runner.capture_next()
     assert events[4:] == [("checked", 2), ("captured", 2)]
 
@@ -170,8 +170,8 @@ def test_an_engine_serves_on_without_a_size_that_cannot_be_captured(
         events = drain(engine)
         answers.append([audio(events, str(number)) for number in range(2)])
         counts = {"graph": 0 if unlucky else 9, "reference_graph": 0, "eager": 9 if unlucky else 0}
-        assert engine.runner.launches["frame"] == counts
-        assert engine.runner.launches["codec"]["eager"] == 0
+        assert engine.runner.graphs.launches["frame"] == counts
+        assert engine.runner.graphs.launches["codec"]["eager"] == 0
     np.testing.assert_array_equal(*answers)
 
 
@@ -189,8 +189,12 @@ def test_a_live_engine_says_the_same_with_graphs_and_without(dtype: torch.dtype,
         events = drain(engine)
         assert all(end(events, str(number)).reason in ("stop", "length") for number in range(10))
         answers.append([audio(events, str(number)) for number in range(10)])
-        kinds = {name: counts["eager" if is_eager else "graph"] for name, counts in engine.runner.launches.items()}
-        assert all(kinds.values()), engine.runner.launches
-        assert sum(map(sum, (counts.values() for counts in engine.runner.launches.values()))) == sum(kinds.values())
+        kinds = {
+            name: counts["eager" if is_eager else "graph"] for name, counts in engine.runner.graphs.launches.items()
+        }
+        assert all(kinds.values()), engine.runner.graphs.launches
+        assert sum(map(sum, (counts.values() for counts in engine.runner.graphs.launches.values()))) == sum(
+            kinds.values()
+        )
     for graph, eager in zip(*answers, strict=True):
         np.testing.assert_array_equal(graph, eager)

@@ -8,7 +8,6 @@ sync. Depends on the protocols of `models.base` and on no model.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -38,11 +37,15 @@ class Decoding:
         self, codec: Codec, state: CodecState, config: EngineConfig, pool: GraphPool, stream: torch.cuda.Stream | None
     ) -> None:
         self._codec, self._state, self.device = codec, state, state.device
-        self.stream, self.is_apart, self._most_beside = stream, state.is_apart, config.tuning.codec_overlap
+        self.is_apart, self._most_beside = state.is_apart, config.tuning.codec_overlap
         self.has_own_stream = state.is_apart or (stream is not None and config.tuning.codec_overlap > 0)
+        self.own_stream: torch.cuda.Stream | None = None
+        """The CUDA stream to be `active`; None if the codec shares the model's, and on a CPU."""
         if self.has_own_stream and stream is not None:
-            pool, self.stream = GraphPool(), torch.cuda.Stream(self.device, priority=-1)
-            self.stream.wait_stream(torch.cuda.current_stream(self.device))
+            pool, self.own_stream = GraphPool(), torch.cuda.Stream(self.device, priority=-1)
+            self.own_stream.wait_stream(torch.cuda.current_stream(self.device))
+        self.beside = None if self.is_apart else self.own_stream
+        """The codec's stream, if it is a second one on the model's device: then call `follow` and `lead`."""
         scratch, is_eager = state.decoded.shape[0] - 1, config.is_eager
 
         def graphs(name: str, function: Callable[[Tensor], Any], sizes: Sequence[int]) -> GraphSet:
@@ -64,34 +67,29 @@ class Decoding:
 
     def active(self) -> AbstractContextManager[Any]:
         """A context with the codec's device and stream as the current ones."""
-        return torch.cuda.stream(self.stream) if self.has_own_stream else contextlib.nullcontext()
-
-    @property
-    def beside(self) -> list[torch.cuda.Stream]:
-        """The codec's stream, if it is a second one on the model's device."""
-        return [self.stream] if self.has_own_stream and not self.is_apart and self.stream is not None else []
+        return torch.cuda.stream(self.own_stream)
 
     def follow(self) -> None:
-        """Make later codec launches wait for all work now on the current stream. No sync."""
-        for stream in self.beside:
-            stream.wait_stream(torch.cuda.current_stream(self.device))
+        """Make later codec launches `beside` wait for all work now on the current stream. No sync."""
+        assert self.beside is not None
+        self.beside.wait_stream(torch.cuda.current_stream(self.device))
 
     def lead(self, stepped: int) -> None:
-        """Make later work on the current stream wait for the codec, if more than `codec_overlap` requests were
+        """Make later work on the current stream wait for the codec `beside`, if more than `codec_overlap` requests were
         `stepped`. No sync."""
-        for stream in self.beside if stepped > self._most_beside else ():
-            torch.cuda.current_stream(self.device).wait_stream(stream)
+        assert self.beside is not None
+        if stepped > self._most_beside:
+            torch.cuda.current_stream(self.device).wait_stream(self.beside)
 
     def clear(self, slots: Tensor) -> None:
         """Clear the history of `slots`. Capturable, on the codec's device."""
         self._codec.reset(self._state.history, slots)
         self._state.decoded.index_fill_(0, slots, 0)
 
-    def prime(self, slots: Sequence[int], voices: Sequence[Voice | None]) -> None:
-        """Prime the history of each cleared slot with its voice's reference frames, if it has any. No sync."""
-        for slot, voice in zip(slots, voices, strict=True):
-            if voice is not None and voice.reference_frames is not None:
-                self._codec.prime(self._state.history, upload([slot], torch.int64, self.device), voice)
+    def prime(self, voices: Sequence[tuple[int, Voice]]) -> None:
+        """Prime the history of each cleared slot with its voice's reference frames. No sync."""
+        for slot, voice in voices:
+            self._codec.prime(self._state.history, upload([slot], torch.int64, self.device), voice)
 
     def newest(self, frames: Tensor, slots: Tensor, length: Tensor) -> tuple[Tensor, ...]:
         """The newest of `frames` [N+1, T, ...] of each of `slots` [B] int64, whose frame counts are `length` [B].

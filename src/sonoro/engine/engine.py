@@ -113,7 +113,7 @@ class Engine:
     def has_quiet_work(self) -> bool:
         """Whether the engine is idle and has background work: graphs to capture, or word heads to search for."""
         heads = self._found_heads
-        return self.is_idle and (self.runner.to_come > 0 or (heads.wanted and heads.is_sought))
+        return self.is_idle and (self.runner.graphs.to_come > 0 or (heads.wanted and heads.is_sought))
 
     @property
     def has_words(self) -> bool:

@@ -8,10 +8,9 @@ model. Everything is launched in order on one stream, but for a codec with a str
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -24,13 +23,14 @@ from sonoro.core.config import EngineConfig
 from sonoro.core.errors import border
 from sonoro.engine.decoding import Decoding
 from sonoro.engine.device_state import allocate_device_state
+from sonoro.engine.graph_sets import GraphSets
 from sonoro.engine.pages import NewPages
 from sonoro.engine.phases import Phases
 from sonoro.engine.request import Allocation, Request
 from sonoro.engine.scheduler import LateText, Plan
-from sonoro.models.base import LiveTextModel, Pages, SlotState, SpeechModel, TextPromptModel
+from sonoro.models.base import LiveTextModel, Pages, SpeechModel, TextPromptModel
 from sonoro.models.words import ShowsWords
-from sonoro.runtime.graphs import GraphPool, GraphSet, no_garbage_collection
+from sonoro.runtime.graphs import GraphPool, GraphSet
 from sonoro.runtime.kernels import shared_limit
 from sonoro.runtime.ring import Entry, PinnedRing, upload
 
@@ -110,7 +110,7 @@ class Launched:
 
 
 class Runner:
-    """A model's device state and the graphs that advance it. Ready once constructed.
+    """A model's device state and the `graphs` that advance it. Ready once constructed.
 
     Construction captures all sizes or, if `config.is_ready_early`, some of each kind including the largest;
     `capture_next` captures the others. The attribute `config` is resolved, with the batch sizes to pad to. `phases`
@@ -132,18 +132,14 @@ class Runner:
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
         self._ended: torch.cuda.Event | None = None
-        self._pool = pool = GraphPool()
+        pool = GraphPool()
         with torch.inference_mode(), torch.cuda.stream(self._stream):
             self._decoding = Decoding(model.codec, self._state.codec, self.config, pool, self._stream)
-        self._frames: GraphSet
         with self.active():
-            self._make_graphs(self.config, pool)
-            self._check_kernels(self._state.state, self._first_sizes(self._frames))
-            phases.end("checks")
-            self._capture_first()
-            phases.end("graphs")
+            self.graphs = GraphSets(model, self._state, self._decoding, self.config, pool)
+            self.graphs.capture_first(phases)
         self._max_batch = max(self.config.codec_batches, default=config.slots)
-        for line in self.report.splitlines():
+        for line in self.graphs.report.splitlines():
             logger.info("event=allocated what=%r", line)
         self.ring = self._make_ring()
 
@@ -155,80 +151,28 @@ class Runner:
     @property
     def streams(self) -> list[torch.cuda.Stream]:
         """The CUDA streams in use: the codec's own, if it has one, then the model's; none on a CPU."""
-        streams = self._decoding.stream if self._decoding.has_own_stream else None, self._stream
-        return [stream for stream in streams if stream is not None]
+        return [stream for stream in (self._decoding.own_stream, self._stream) if stream is not None]
 
     @property
     def ticks_late(self) -> int:
         """Launches between a tick and the collection of its results: 1 on a GPU, which hides the wait; 0 on a CPU."""
         return 0 if self._stream is None else _IN_FLIGHT - 1
 
-    @property
-    def launches(self) -> dict[str, dict[str, int]]:
-        """Launches so far by kind: of a graph of kernels alone, of one that holds a torch reference, or eager."""
-        return {
-            kind: {
-                "graph": sum(graphs.graph_launches - graphs.reference_launches for graphs in sets),
-                "reference_graph": sum(graphs.reference_launches for graphs in sets),
-                "eager": sum(graphs.eager_launches for graphs in sets),
-            }
-            for kind, sets in self._kinds.items()
-        }
-
-    @property
-    def report(self) -> str:
-        """Lines of text: memory by part, and the seconds and MiB of each captured size."""
-        lines = [line for sets in self._kinds.values() for graphs in sets for line in graphs.report()]
-        return "\n".join([*self._state.report, *lines])
-
-    @property
-    def graph_memory_mib(self) -> float:
-        """Device memory of all captured graphs."""
-        captured = [size for sets in self._kinds.values() for graphs in sets for size in graphs.captured]
-        return sum(size.memory_bytes for size in captured) / 2**20
-
-    @property
-    def _kinds(self) -> dict[str, list[GraphSet]]:
-        prefills = [self._prefills, *([self._text_prefills] if self._text_prefills else [])]
-        kinds = {"admit": [self._admits], "prefill": prefills, "frame": [self._frames]}
-        return {**kinds, **self._decoding.sets}
-
-    @property
-    def _sets(self) -> list[GraphSet]:
-        """All graph sets in the order of capture: those that take the most memory first."""
-        decoding = [graphs for sets in self._decoding.sets.values() for graphs in reversed(sets)]
-        return [*decoding, self._admits, *self._kinds["prefill"], self._frames]
-
     @contextmanager
     def active(self) -> Iterator[None]:
         """A context with inference mode and this runner's streams; the model must be called in it."""
-        with torch.inference_mode(), self._decoding.active(), torch.cuda.stream(self._stream):
+        with torch.inference_mode(), torch.cuda.stream(self._decoding.own_stream), torch.cuda.stream(self._stream):
             yield
 
     def warm_up(self) -> None:
         """Run every size of every kind once on the scratch slot, so that all kernels are compiled and loaded."""
         with self.active():
-            for graphs in self._sets:
-                with self._beside(graphs):
-                    for size in graphs.sizes:
-                        graphs.run([graphs.scratch] * size)
-
-    @property
-    def to_come(self) -> int:
-        """How many sizes are not captured yet; batches are padded to a larger one until they are."""
-        return sum(len(graphs.to_come) for graphs in self._sets)
+            self.graphs.run_all()
 
     def capture_next(self) -> None:
-        """Capture one of the sizes `to_come`: prefills first, then the smallest. Synchronises.
-
-        Takes some hundred milliseconds: call it only while no request runs.
-        """
-        waiting, prompts = [graphs for graphs in self._sets if graphs.to_come], self._kinds["prefill"]
-        graphs = min(waiting, key=lambda graphs: (graphs not in prompts, graphs.to_come[0]))
+        """Capture one of the sizes of `graphs.to_come`, as `GraphSets.capture_next` does."""
         with self.active():
-            if graphs is self._frames:
-                self._check_kernels(self._state.state, graphs.to_come[:1])
-            self._capture(graphs, graphs.to_come[:1])
+            self.graphs.capture_next()
 
     def watch(self) -> None:
         """Watch the model's `word_heads` from now on. The model had none before, and no slot may be in use.
@@ -237,14 +181,8 @@ class Runner:
         """
         assert isinstance(self._model, ShowsWords)
         with self.active():
-            state = self._model.watching(self._state.state)
-            frames = self._make_frames(state)
-            first = sorted({*frames.sizes[:1], *frames.sizes[-1:]})
-            self._check_kernels(state, first)
-            frames.capture(first)
-        frames.count_on(self._frames)
-        self._state = dataclasses.replace(self._state, state=state)
-        self._frames = frames
+            self._state = dataclasses.replace(self._state, state=self._model.watching(self._state.state))
+            self.graphs.watch(self._state.state)
         self.ring = self._make_ring()
 
     def run(self, plan: Plan) -> Launched:
@@ -262,7 +200,8 @@ class Runner:
             for frames, batch in plan.codec.items():
                 for start in range(0, len(batch), self._max_batch):
                     self._decode(batch[start : start + self._max_batch], frames, launched)
-            self._decoding.lead(len(launched.stepped))
+            if self._decoding.beside is not None:
+                self._decoding.lead(len(launched.stepped))
             launched.was_idle, self._ended = self._ended is None or self._ended.query(), None
             if self._stream is not None:
                 self._ended = self._stream.record_event()
@@ -296,23 +235,30 @@ class Runner:
         items = launched.items(batch)
         slots, prompts = _slots(items), [request.progress.prompt for request, _ in items]
         voices = [prompt.voice or request.voice for prompt, (request, _) in zip(prompts, items, strict=True) if prompt]
+        primed = [
+            (slot, voice)
+            for slot, voice in zip(slots, voices, strict=True)
+            if voice is not None and voice.reference_frames is not None
+        ]
         with border(fail):
             pages = [Pages(allocation.pages, allocation.cached) for _, allocation in items]
             tokens = self._model.stage(self._state.state, prompts, slots, pages)
-            self._admits.run(slots)
+            self.graphs.admits.run(slots)
             if tokens:
                 self._prefills_of(prompts, pages).run(range(tokens))
-            with self._decoding.active():
+            with torch.cuda.stream(self._decoding.own_stream):
                 if self._decoding.has_own_stream:
                     self._decoding.admits.run(slots)
-                self._decoding.prime(slots, voices)
+                if primed:
+                    self._decoding.prime(primed)
 
     def _prefills_of(self, prompts: Sequence[Any], pages: Sequence[Pages]) -> GraphSet:
         """The graph set for `prompts`, some of whose tokens may be cached on `pages` already."""
-        if self._text_prefills is None:
-            return self._prefills
+        graphs = self.graphs
+        if graphs.text_prefills is None:
+            return graphs.prefills
         assert isinstance(self._model, TextPromptModel)
-        return self._text_prefills if self._model.is_text_alone(prompts, pages) else self._prefills
+        return graphs.text_prefills if self._model.is_text_alone(prompts, pages) else graphs.prefills
 
     def _give_pages(self, grown: Sequence[NewPages]) -> None:
         """Write newly acquired pages into the page tables of their slots."""
@@ -344,11 +290,12 @@ class Runner:
         if not items:
             return
         with launched.border(items):
-            length, done, attention, *newest = self._frames.run(_slots(items))
-            self._decoding.follow()
+            length, done, attention, *newest = self.graphs.frames.run(_slots(items))
+            if self._decoding.beside is not None:
+                self._decoding.follow()
             if self._decoding.is_apart:
                 self._decoding.send(length, *newest)
-                with self._decoding.active():
+                with torch.cuda.stream(self._decoding.own_stream):
                     self._decoding.receives.run(_slots(items))
             launched.stepped = items
         if not launched.stepped:
@@ -365,7 +312,7 @@ class Runner:
         if not items:
             return
         results: tuple[Tensor, ...] = ()
-        with self._decoding.active():
+        with torch.cuda.stream(self._decoding.own_stream):
             with launched.border(items):
                 results = self._decoding.decodes[frames].run(_slots(items))
             if not results:
@@ -375,88 +322,10 @@ class Runner:
             heard, *counted = (launched.entry.copy(part[: len(items)]) for part in (pcm, broken, *[made] * is_kept))
         launched.decoded.append(Decoded(items, frames, heard, counted[0], counted[1] if is_kept else None))
 
-    def _make_graphs(self, config: EngineConfig, pool: GraphPool) -> None:
-        """Make the graph sets with the sizes of `config`. All run on one stream, so they share `pool`."""
-        model, state, scratch, decoding = self._model, self._state.state, self._state.scratch, self._decoding
-        device, is_eager = self.device, config.is_eager
-
-        def admit(slots: Tensor) -> None:
-            model.admit(state, slots)
-            if not decoding.has_own_stream:
-                decoding.clear(slots)
-
-        def prefill(tokens: Tensor) -> None:
-            model.prefill(state, tokens)
-
-        def graphs(name: str, function: Callable[[Tensor], Any], sizes: Sequence[int], scratch: int) -> GraphSet:
-            return GraphSet(name, function, sizes, scratch, device, pool=pool, is_eager=is_eager)
-
-        self._admits = graphs("admit", admit, config.frame_batches, scratch)
-        self._prefills = graphs("prefill", prefill, config.prefill_buckets, config.prefill_tokens)
-        self._text_prefills = None
-        if isinstance(model, TextPromptModel):
-            text = functools.partial(model.prefill_text, state)
-            self._text_prefills = graphs("prefill text", text, config.prefill_buckets, config.prefill_tokens)
-        self._frames = self._make_frames(state)
-
-    def _make_frames(self, state: SlotState) -> GraphSet:
-        """The graph set of a decode step on `state`."""
-        model, decoding, config = self._model, self._decoding, self.config
-        watched = model.attention(state) if isinstance(model, ShowsWords) else None
-
-        def frame(slots: Tensor) -> tuple[Tensor | None, ...]:
-            model.frame(state, slots)
-            length, done = state.length[slots], state.done[slots]
-            attention = None if watched is None else watched[slots]
-            return length, done, attention, *decoding.newest(state.frames, slots, length)
-
-        sizes, scratch = config.frame_batches, self._state.scratch
-        return GraphSet("frame", frame, sizes, scratch, self.device, pool=self._pool, is_eager=config.is_eager)
-
     def _make_ring(self) -> PinnedRing:
         devices, beside = {self.device, self._decoding.device}, self._decoding.beside
-        return PinnedRing(_IN_FLIGHT, self._entry_bytes(self.config), *devices, beside=beside)
-
-    def _first_sizes(self, graphs: GraphSet) -> Sequence[int]:
-        """The sizes of `graphs` to capture at start: all of them, or, if `config.is_ready_early`, the largest, to which
-        any batch can be padded, and the smallest (not of longer codec chunks)."""
-        if not (graphs.can_capture and self.config.is_ready_early):
-            return graphs.sizes
-        if graphs in self._kinds["prefill"]:
-            return self.config.first_sizes.prefill_buckets
-        is_longer = graphs in self._decoding.sets["codec"][1:]
-        return graphs.sizes[-1:] if is_longer else sorted({graphs.sizes[0], graphs.sizes[-1]})
-
-    def _capture_first(self) -> None:
-        """Capture the first sizes of every kind. Call it while `active`."""
-        is_captured = any(graphs.can_capture for graphs in self._sets)
-        with no_garbage_collection() if is_captured else nullcontext():
-            for graphs in self._sets:
-                self._capture(graphs, self._first_sizes(graphs))
-        if not self._frames.can_capture:
-            return
-        # Longer prompts run eagerly. Load their kernels now: running streams would wait 400 ms for it later.
-        prefills = [functools.partial(self._model.prefill, self._state.state)]
-        if isinstance(self._model, TextPromptModel):
-            prefills.append(functools.partial(self._model.prefill_text, self._state.state))
-        for length in self.config.long_prefills:
-            for run in prefills:
-                run(torch.full((length,), self.config.prefill_tokens, device=self.device))
-        # These were the largest activations; do not keep their memory.
-        torch.cuda.empty_cache()
-
-    def _check_kernels(self, state: SlotState, sizes: Sequence[int]) -> None:
-        for size in sizes:
-            self._model.check_kernels(state, size)
-
-    def _capture(self, graphs: GraphSet, sizes: Sequence[int]) -> None:
-        with self._beside(graphs):
-            graphs.capture(sizes)
-
-    def _beside(self, graphs: GraphSet) -> AbstractContextManager[None]:
-        """The stream context of one of the `_sets`."""
-        is_of_codec = any(graphs in sets for sets in self._decoding.sets.values())
-        return self._decoding.active() if is_of_codec else nullcontext()
+        streams = [] if beside is None else [beside]
+        return PinnedRing(_IN_FLIGHT, self._entry_bytes(self.config), *devices, beside=streams)
 
     def _entry_bytes(self, config: EngineConfig) -> int:
         """Bytes of a ring entry for a tick in which every slot is stepped and decodes the longest chunk."""

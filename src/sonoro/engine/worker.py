@@ -103,10 +103,10 @@ class Worker:
         runner = self._engine.runner
         return msgspec.structs.replace(
             self._ready,
-            report=runner.report,
+            report=runner.graphs.report,
             gpu_memory_mib=self._gpu_memory_mib(),
-            graph_memory_mib=runner.graph_memory_mib,
-            graphs_to_come=runner.to_come,
+            graph_memory_mib=runner.graphs.memory_mib,
+            graphs_to_come=runner.graphs.to_come,
         )
 
     def serve(self) -> None:
@@ -147,7 +147,7 @@ class Worker:
             return
         if self._encoding or started_at_s < self._quiet_from_s:
             return
-        if not self._engine.runner.to_come:
+        if not self._engine.runner.graphs.to_come:
             self._engine.find_heads()
             return
         self._engine.runner.capture_next()
@@ -222,7 +222,7 @@ class Worker:
     def _stats(self) -> Stats:
         engine = self._engine
         return Stats(
-            launches=engine.runner.launches,
+            launches=engine.runner.graphs.launches,
             prefixes=engine.prefixes,
             running=engine.config.slots - engine.scheduler.free_slots,
             waiting=engine.waiting,

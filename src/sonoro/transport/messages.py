@@ -141,7 +141,7 @@ class PrefixCounts(msgspec.Struct, kw_only=True):
 class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Load, durations and counters of an engine.
 
-    `launches`: by kind of work (`admit`, `prefill`, `frame`, `codec`, ...), as `Runner.launches`. `running`: requests
+    `launches`: by kind of work (`admit`, `prefill`, `frame`, `codec`, ...), as `GraphSets` does. `running`: requests
     with a slot; `waiting`: without one; `paused`: among both. `tick_ms`: time inside a tick; `frame_ms`: from the end
     of one tick to the end of the next under load; each `p50`, `p95`, `p99` of the last 4096, 0 without data.
     `broken_samples`: non-finite samples, sent as silence. `preemptions`: for want of pages, before any audio was sent.
