@@ -24,12 +24,12 @@ from guard import GUARD_S
 from listening import reference
 
 from sonoro.core.errors import ConfigError, EngineError, InvalidRequest, UnknownVoice, VoiceExists
-from sonoro.core.types import Reference, VoiceFacts
+from sonoro.core.types import Reference
 from sonoro.engine.saved_voices import dump, parse
 from sonoro.engine.voices import content_hash
 from sonoro.models.base import SavedVoice
 from sonoro.server.voice_store import VoiceStore
-from sonoro.transport.encoded_voice import FORMAT, EncodedVoice, with_facts
+from sonoro.transport.encoded_voice import FORMAT, EncodedVoice, VoiceFacts, with_facts
 
 FINGERPRINT = "of a sine"
 ANNA = VoiceFacts(name="anna", use="prompt", duration_s=1.0, created_at_s=1.8e9, transcript="hm")

@@ -11,9 +11,9 @@ from fastapi import Depends
 from fastapi.params import Depends as Dependency
 from starlette.requests import HTTPConnection
 
-from sonoro.core.types import VoiceFacts
 from sonoro.server.config import ServerConfig
 from sonoro.server.errors import Unauthorized
+from sonoro.transport.encoded_voice import VoiceFacts
 
 KEY_PROTOCOL = "openai-insecure-api-key."
 """The prefix of a WebSocket subprotocol that carries a key, as sent by OpenAI's clients in browsers."""

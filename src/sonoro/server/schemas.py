@@ -24,11 +24,11 @@ from sonoro.core.types import (
     ReferenceUse,
     SamplingParams,
     SpeechRequest,
-    VoiceFacts,
     VoiceMode,
 )
 from sonoro.server.config import OPENAI_VOICES
 from sonoro.server.recordings import Recordings
+from sonoro.transport.encoded_voice import VoiceFacts
 
 logger = logging.getLogger(__name__)
 

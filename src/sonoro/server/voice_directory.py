@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from sonoro.core.types import ModelSpec, VoiceFacts
+from sonoro.core.types import ModelSpec
 from sonoro.server.config import OPENAI_VOICES, ServerConfig
 from sonoro.server.errors import NotReady
 from sonoro.server.keys import Caller
 from sonoro.server.voice_store import VoiceStore
+from sonoro.transport.encoded_voice import VoiceFacts
 from sonoro.transport.fleet import Fleet
 
 SCAN_TIMEOUT_S = 10.0

@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from sonoro.core.errors import ConfigError, EngineError, InvalidRequest, UnknownVoice, VoiceExists
-from sonoro.core.types import Reference, VoiceFacts, voice_id
+from sonoro.core.types import Reference
 from sonoro.server.voice_files import Bucket, Files, Folder, Memory, NotAVoice
-from sonoro.transport.encoded_voice import EncodedVoice, read_facts, with_facts
+from sonoro.transport.encoded_voice import EncodedVoice, VoiceFacts, read_facts, voice_id, with_facts
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.responses import JSONResponse
 
 from sonoro.core.errors import InvalidReference, InvalidRequest, UnknownVoice, VoiceExists
-from sonoro.core.types import ReferenceUse, VoiceFacts, voice_name
+from sonoro.core.types import ReferenceUse
 from sonoro.server.errors import Answers, refusals
 from sonoro.server.keys import Caller
 from sonoro.server.middleware import CLIENT_GONE
@@ -21,6 +21,7 @@ from sonoro.server.recordings import naming
 from sonoro.server.schemas import object_of
 from sonoro.server.service import Service
 from sonoro.server.stream import cancel_on_disconnect
+from sonoro.transport.encoded_voice import VoiceFacts, voice_name
 
 MAX_FORM_BYTES = 64 * 1024
 """Upper bound of a form without its recording."""

@@ -1,21 +1,68 @@
-"""The file format of encoded voices: safetensors, made and loaded by an engine, stored by a server. Imports no torch.
+"""Encoded voices, made and loaded by an engine, registered and stored by a server: names, facts, and the file format,
+safetensors. Imports no torch.
 
-Its metadata: `format`, `model`, `fingerprint` (only engines with the same one can load the voice), the model's own
-facts (`voice`), and, once a server stores it, its `facts`; both are JSON.
+The file's metadata: `format`, `model`, `fingerprint` (only engines with the same one can load the voice), the model's
+own facts (`voice`), and, once a server stores it, its `facts`; both are JSON.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 import msgspec
 
-from sonoro.core.errors import EngineError
-from sonoro.core.types import VoiceFacts
+from sonoro.core.errors import EngineError, InvalidRequest
+from sonoro.core.types import ReferenceUse
 
 FORMAT = "1"
 
 _METADATA = "__metadata__"
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+_OWNER = re.compile(r"[0-9a-f]{16}")
+
+
+def voice_name(name: str) -> str:
+    """`name` in lower case. Raises `InvalidRequest` if no voice can be registered under it."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name.lower()):
+        limit = "it must have 1 to 64 letters (a to z), digits, - or _, and begin with a letter or digit"
+        raise InvalidRequest("name", name, limit)
+    return name.lower()
+
+
+def voice_id(text: str) -> str:
+    """`text` in lower case. Raises `InvalidRequest` unless it is the id of a voice: a name, or NAME.OWNER."""
+    name, dot, owner = text.partition(".") if isinstance(text, str) else (text, "", "")
+    name, owner = voice_name(name), owner.lower()
+    if dot and not _OWNER.fullmatch(owner):
+        raise InvalidRequest("name", text, "after a dot it must have the 16 digits of an owner")
+    return name + dot + owner
+
+
+class VoiceFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A registered voice, without its data.
+
+    `name` is its id: NAME.OWNER, or NAME if it is everybody's. `use` is that of its references, `duration_s` that of
+    the recording, `consent` a statement stored with it, `created_at_s` a Unix time, `digest` that of the content.
+    """
+
+    name: str
+    use: ReferenceUse
+    duration_s: float
+    created_at_s: float
+    transcript: str | None = None
+    consent: str | None = None
+    digest: str = ""
+
+    @property
+    def called(self) -> str:
+        """The name without the owner."""
+        return self.name.partition(".")[0]
+
+    @property
+    def owner(self) -> str:
+        """The owner's id; "" if the voice is everybody's."""
+        return self.name.partition(".")[2]
 
 
 class EncodedVoice(NamedTuple):
