@@ -1,6 +1,7 @@
 """README and docs/: their length, their lines, their links, the files they name, and the README's Python."""
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -64,3 +65,10 @@ def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.Monke
     [block] = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     exec(compile(block, README.name, "exec"), {})
     assert (tmp_path / "out.wav").stat().st_size > 24000
+
+
+def test_the_needs_of_every_command_of_the_readme_are_known() -> None:
+    """`tools/readme_commands.py` runs them."""
+    tool = runpy.run_path(str(ROOT / "tools" / "readme_commands.py"))
+    needs = {tool["need"](command) for command in tool["commands"]()}
+    assert {"a GPU", "nothing"} < needs
