@@ -1,7 +1,6 @@
 """Streaming encoders: PCM16 in, encoded bytes out, in the six formats of the speech API at any speed and rate.
 
-The order is tempo, sample rate, format. PyAV is optional: without it WAV and PCM at speed 1 still work. Latency, as
-bytes after 1, 2 and 5 chunks of 80 ms at 24 kHz:
+The order is tempo, sample rate, format. Latency, as bytes after 1, 2 and 5 chunks of 80 ms at 24 kHz:
 
 | format | content type | bytes after 1, 2, 5 | held back |
 |---|---|---|---|
@@ -27,6 +26,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from fractions import Fraction
 from typing import NamedTuple, Self
 
+import av.filter
 import numpy as np
 import numpy.typing as npt
 import soxr
@@ -34,11 +34,6 @@ import soxr
 from sonoro.audio.files import encoder_rate, from_pcm16, to_pcm16, wav_header
 from sonoro.core.config import usable_cores
 from sonoro.core.errors import InvalidRequest
-
-try:
-    import av.filter
-except ImportError:  # an extra: WAV and PCM serve without it
-    av = None  # type: ignore[assignment]
 
 Samples = npt.NDArray[np.float32]
 
@@ -166,7 +161,7 @@ class Encoder:
         self.close()
 
     def __del__(self) -> None:
-        # Close explicitly: before PyAV 18 a collected container wrote its trailer to a file that was freed before it.
+        # A dropped encoder frees its threads now; PyAV's objects would keep them until a garbage collection.
         self.close()
 
     def _begin(self) -> None:
@@ -206,10 +201,6 @@ def _check(format: str, speed: float, out_rate: int | None, bit_rate: int | None
         raise InvalidRequest("speed", speed, f"it must be from {MIN_SPEED:g} to {MAX_SPEED:g}")
     if out_rate is not None and not MIN_RATE <= out_rate <= MAX_RATE:
         raise InvalidRequest("sample_rate", out_rate, f"it must be from {MIN_RATE} to {MAX_RATE} Hz")
-    if av is None and _FORMATS[format].codec:
-        raise InvalidRequest("response_format", format, "it must be wav or pcm: this server lacks PyAV")
-    if av is None and speed != 1:
-        raise InvalidRequest("speed", speed, "it must be 1: this server lacks PyAV")
 
 
 class _Tempo:
@@ -224,8 +215,7 @@ class _Tempo:
         # Above 2 a single filter would skip samples instead of blending them.
         steps = math.ceil(abs(math.log2(speed)))
         self._graph = av.filter.Graph()
-        if hasattr(self._graph, "threads"):  # from PyAV 18 on; before, idle threads live as long as the graph
-            self._graph.threads = 1
+        self._graph.threads = 1
         source = self._graph.add("abuffer", f"sample_rate={sample_rate}:sample_fmt=flt:channel_layout=mono")
         filters = [self._graph.add("atempo", repr(speed ** (1 / steps))) for _ in range(steps)]
         self._graph.link_nodes(source, *filters, self._graph.add("abuffersink")).configure()
