@@ -15,8 +15,8 @@ from server_processes import SETTINGS, check_error, serving, sound
 from speakers import SINE
 
 from sonoro.core.types import SpeechRequest
-from sonoro.transport.launch import EngineProcess
 from sonoro.transport.messages import WorkerSettings
+from sonoro.transport.process import EngineProcess
 
 __all__ = ["nothing_left"]
 

@@ -4,8 +4,8 @@ import zmq
 import zmq.asyncio
 
 from sonoro.transport.channel import new_endpoint, remove_endpoint
-from sonoro.transport.launch import decode_from_engine, encode_to_engine
 from sonoro.transport.messages import FromEngine, ToEngine
+from sonoro.transport.process import decode_from_engine, encode_to_engine
 
 
 class Peer:

@@ -94,8 +94,8 @@ def test_it_is_said_when_all_graphs_are_there(
         async with EngineClient(WorkerSettings()):
             await told.wait()
 
-    monkeypatch.setattr("sonoro.transport.client.EngineProcess.start", start)
-    with caplog.at_level("INFO", "sonoro.transport.client"):
+    monkeypatch.setattr("sonoro.transport.process.EngineProcess.start", start)
+    with caplog.at_level("INFO", "sonoro.transport.process"):
         run(listen())
     assert caplog.messages == ["event=graphs_captured"] * 2
 

@@ -18,7 +18,6 @@ from sonoro.core.types import (
 )
 from sonoro.transport import messages
 from sonoro.transport.channel import decode_to_engine, encode_from_engine
-from sonoro.transport.launch import decode_from_engine, encode_to_engine
 from sonoro.transport.messages import (
     AppendText,
     Cancel,
@@ -42,6 +41,7 @@ from sonoro.transport.messages import (
     VoiceWanted,
     WorkerSettings,
 )
+from sonoro.transport.process import decode_from_engine, encode_to_engine
 
 SPEC = ModelSpec(
     name="sine",

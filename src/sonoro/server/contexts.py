@@ -26,7 +26,7 @@ from sonoro.server.service import Service
 from sonoro.server.timeline import CharacterTimes, Timeline
 from sonoro.server.utterance import Utterance
 from sonoro.server.websocket_session import WebSocketSession
-from sonoro.transport.launch import cancel_tasks
+from sonoro.transport.process import cancel_tasks
 
 MAX_CONTEXTS = 32
 """Open at once on a socket. A context that waits for text holds memory, but no slot."""

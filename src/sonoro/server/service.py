@@ -20,7 +20,7 @@ from sonoro.server.middleware import Budget
 from sonoro.server.speech import SpeechFactory
 from sonoro.server.voice_directory import VoiceDirectory
 from sonoro.transport.fleet import Fleet
-from sonoro.transport.launch import cancel_tasks
+from sonoro.transport.process import cancel_tasks
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from sonoro.server.gate import Gate
 from sonoro.server.metrics import Metrics
 from sonoro.server.middleware import RESET
 from sonoro.transport.fleet import Fleet
-from sonoro.transport.launch import cancel_tasks
+from sonoro.transport.process import cancel_tasks
 
 Result = TypeVar("Result")
 

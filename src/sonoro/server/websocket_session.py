@@ -18,7 +18,7 @@ from sonoro.server.keys import KEY_PROTOCOL, Caller
 from sonoro.server.service import Service
 from sonoro.server.stream import taken_within
 from sonoro.server.websocket import SHUTTING_DOWN
-from sonoro.transport.launch import cancel_tasks
+from sonoro.transport.process import cancel_tasks
 
 End = Literal["closed", "idle", "ending"]
 """Why a session ended: at the client's request, after its idle timeout, or because the server shuts down."""

@@ -1,7 +1,7 @@
 """The engine process's end of its link to the server: a ZMQ socket over a Unix socket in a folder of its own.
 
 ZMQ's threads move the bytes, so neither side waits for the other to read. Queues are unbounded: the client pauses
-requests whose audio it does not read. The other end is `transport.launch.EngineProcess`.
+requests whose audio it does not read. The other end is `transport.process.EngineProcess`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _decoder = msgspec.msgpack.Decoder(ToEngine)
 
 
 def decode_to_engine(payload: bytes) -> ToEngine:
-    """Inverse of `transport.launch.encode_to_engine`."""
+    """Inverse of `transport.process.encode_to_engine`."""
     message: ToEngine = _decoder.decode(payload)
     return message
 

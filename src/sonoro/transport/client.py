@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from sonoro.core.errors import (
-    EngineClosed,
-    EngineCrashed,
     EngineError,
     ErrorFacts,
     InvalidRequest,
@@ -24,7 +22,7 @@ from sonoro.core.errors import (
 )
 from sonoro.core.types import AudioChunk, Failed, Finished, Reference, SpeechRequest, check_text
 from sonoro.transport.encoded_voice import EncodedVoice
-from sonoro.transport.launch import EngineProcess, Limits, Started, cancel_tasks
+from sonoro.transport.launch import Limits
 from sonoro.transport.messages import (
     AppendText,
     Cancel,
@@ -33,9 +31,7 @@ from sonoro.transport.messages import (
     FromEngine,
     LoadVoice,
     Pause,
-    Ping,
     Pong,
-    Ready,
     Resume,
     Stats,
     StatsRequest,
@@ -47,6 +43,7 @@ from sonoro.transport.messages import (
     VoiceWanted,
     WorkerSettings,
 )
+from sonoro.transport.process import SupervisedEngine, cancel_tasks
 
 logger = logging.getLogger(__name__)
 
@@ -178,7 +175,7 @@ async def _no_voices(digest: str) -> bytes:
     raise UnknownVoice("voice", digest, "no voices are kept here")
 
 
-class EngineClient(Started):
+class EngineClient(SupervisedEngine):
     """Runs an engine process with `settings`, and its requests: `async with EngineClient.launch(...) as client`.
 
     Belongs to the event loop it was started in. A process that crashes or hangs fails its requests with `EngineCrashed`
@@ -187,14 +184,7 @@ class EngineClient(Started):
     """
 
     def __init__(self, settings: WorkerSettings, limits: Limits | None = None) -> None:
-        self.settings, self._limits = settings, limits or Limits()
-        self._process: EngineProcess | None = None
-        self._ready: Ready | None = None
-        self._closed: EngineClosed | None = None
-        self._state_changed = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
-        self._crashed_at_s: deque[float] = deque()
-        self._last_message_s, self._is_hung = 0.0, False
+        super().__init__(settings, limits)
         self._streams: dict[str, RequestStream] = {}
         self._stats_waiters: deque[asyncio.Future[Stats]] = deque()
         self._numbers = itertools.count()
@@ -202,47 +192,17 @@ class EngineClient(Started):
         self._fetches: set[asyncio.Task[None]] = set()
         self.voice_source: VoiceSource = _no_voices
         """Returns the encoded voice of a digest that the engine lacks. May raise `SonoroError`."""
-        self.restarts = 0
-        """How many replacements were started."""
 
     @classmethod
     def launch(cls, model: str | Path | None = None, *, limits: Limits | None = None, **settings: Any) -> Self:
         """A client whose engine speaks as `model`; `settings` are the other fields of `WorkerSettings`."""
         return cls(WorkerSettings(model=None if model is None else str(model), **settings), limits)
 
-    async def start(self) -> None:
-        """Start the engine and wait until it is ready; a first process that fails is not replaced.
-
-        Raises the error of its start (`ConfigError`, `CheckpointError`), or `EngineError` if it died or took too long.
-        """
-        self._adopt(await EngineProcess.start(self.settings, self._limits.ready_timeout_s))
-        self._tasks = [asyncio.create_task(work()) for work in (self._supervise, self._ping)]
-
     async def close(self) -> None:
-        """End the engine; requests still running fail with `EngineClosed`."""
-        self._close_for_good(EngineClosed("the engine was closed"))
         try:
-            await cancel_tasks(*self._tasks, *self._fetches)
+            await super().close()
         finally:
-            process, self._process = self._process, None
-            if process is not None:
-                await process.stop(self._limits.shutdown_timeout_s)
-
-    @property
-    def ready(self) -> Ready:
-        """The `Ready` message of the newest engine."""
-        assert self._ready is not None, "the engine has not been started"
-        return self._ready
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the engine accepts requests: its process runs and answers pings."""
-        return self._process is not None and self._process.is_running and not self._is_hung and self._closed is None
-
-    @property
-    def closed_reason(self) -> str | None:
-        """Why the engine will not run again; None while it runs or may be replaced."""
-        return None if self._closed is None else str(self._closed)
+            await cancel_tasks(*self._fetches)
 
     @property
     def open_requests(self) -> int:
@@ -252,21 +212,6 @@ class EngineClient(Started):
     def has_request(self, request_id: str) -> bool:
         """Whether the request of that id has not ended."""
         return request_id in self._streams
-
-    async def until_ready(self) -> None:
-        """Wait until the engine is ready. Raises `EngineCrashed` after `accept_timeout_s`, `EngineClosed` if it will
-        not run again."""
-        waits_s = self._limits.accept_timeout_s
-        try:
-            async with asyncio.timeout(waits_s):
-                # The engine may crash again before this task runs.
-                while not self.is_ready and self._closed is None:
-                    self._state_changed.clear()
-                    await self._state_changed.wait()
-        except TimeoutError as error:
-            raise EngineCrashed(f"the engine has ended or hangs, and was not ready in {waits_s:g} s") from error
-        if self._closed is not None:
-            raise EngineClosed(str(self._closed))
 
     async def stream(self, request: SpeechRequest) -> AsyncGenerator[AudioChunk | Finished, None]:
         """Submit `request` and yield its events as they arrive: `AudioChunk`s, then `Finished`.
@@ -328,13 +273,7 @@ class EngineClient(Started):
         self._voice_waiters[number] = answer
         return await answer
 
-    def _send(self, message: ToEngine) -> None:
-        """Send `message` to the current process, if there is one."""
-        if self._process is not None:
-            self._process.send(message)
-
-    def _dispatch(self, message: FromEngine) -> None:
-        self._mark_alive()
+    def _handle(self, message: FromEngine) -> None:
         if isinstance(message, AudioChunk):
             self._streams[message.request_id].put(message)
         elif isinstance(message, Finished | Failed):
@@ -350,10 +289,6 @@ class EngineClient(Started):
             task = asyncio.create_task(self._fetch(message.digest))
             self._fetches.add(task)
             task.add_done_callback(self._fetches.discard)
-        elif isinstance(message, Ready):
-            if self.ready.graphs_to_come and not message.graphs_to_come:
-                logger.info("event=graphs_captured")
-            self._ready = message
         else:
             assert isinstance(message, Pong), message
 
@@ -385,71 +320,3 @@ class EngineClient(Started):
         for future in futures:
             if not future.done():
                 future.set_exception(ErrorFacts.of(error).error)
-
-    def _adopt(self, process: EngineProcess) -> None:
-        self._process, self._ready = process, process.ready
-        self._mark_alive()
-        self._state_changed.set()
-
-    def _close_for_good(self, error: EngineClosed) -> None:
-        self._closed = self._closed or error
-        self._state_changed.set()
-        self._fail_pending(error)
-
-    async def _supervise(self) -> None:
-        """Dispatch the messages of the process until it ends, replace it, and repeat."""
-        try:
-            while self._process is not None:
-                error = await self._process.serve(self._dispatch)
-                await self._replace(error)
-        except Exception as error:
-            logger.exception("event=supervision_failed")
-            self._close_for_good(EngineClosed(f"the engine cannot be supervised any more: {error!r}"))
-
-    async def _replace(self, error: SonoroError) -> None:
-        """Fail the requests of the ended process and start another, or close after too many crashes."""
-        ended, self._process = self._process, None
-        self._fail_pending(EngineCrashed(str(error)))
-        if ended is not None:
-            await ended.stop(0)
-        while (crashes := self._count_crash(error)) <= self._limits.max_restarts:
-            # The first restart is immediate: most crashes are one request's fault. Later ones let memory be freed.
-            await asyncio.sleep(0.5 * (crashes - 1))
-            self.restarts += 1
-            try:
-                self._adopt(await EngineProcess.start(self.settings, self._limits.ready_timeout_s))
-                return
-            except SonoroError as failure:
-                error = failure
-        window_s = self._limits.restart_window_s
-        self._close_for_good(EngineClosed(f"the engine process ended {crashes} times within {window_s:g} s: {error}"))
-
-    def _count_crash(self, error: SonoroError) -> int:
-        """Log and count a crash; return the number within `restart_window_s`, this one included."""
-        now_s = asyncio.get_running_loop().time()
-        self._crashed_at_s.append(now_s)
-        while self._crashed_at_s[0] <= now_s - self._limits.restart_window_s:
-            self._crashed_at_s.popleft()
-        logger.error("event=engine_crashed crashes=%d reason=%r", len(self._crashed_at_s), str(error))
-        return len(self._crashed_at_s)
-
-    def _mark_alive(self) -> None:
-        self._last_message_s = asyncio.get_running_loop().time()
-        if self._is_hung:
-            self._is_hung = False
-            self._state_changed.set()
-
-    async def _ping(self) -> None:
-        """Ping the process; it is not ready after `hang_s` of silence, and killed after `answer_timeout_s`."""
-        while True:
-            if not self._is_hung:
-                self._send(Ping())
-            await asyncio.sleep(min(self._limits.ping_interval_s, self._limits.answer_timeout_s / 2))
-            silent_s = asyncio.get_running_loop().time() - self._last_message_s
-            if self._process is None:
-                continue
-            if silent_s > self._limits.hang_s and not self._is_hung:
-                self._is_hung = True
-                logger.warning("event=engine_hangs silent_s=%.1f", silent_s)
-            if silent_s > self._limits.answer_timeout_s:
-                self._process.kill()

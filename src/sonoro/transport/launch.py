@@ -1,44 +1,28 @@
-"""Engine processes: start, wait until ready, send and receive messages, stop.
-
-A process that ends without a `Shutdown` has crashed, whatever its exit code.
-"""
+"""How an engine process is started: its command, where its output goes, and the limits that it is held to."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import dataclasses
-import logging
 import os
-import signal
 import subprocess
 import sys
-import time
 from abc import ABC, abstractmethod
 from asyncio.subprocess import Process
 from codecs import getincrementaldecoder
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self, cast
+from typing import Self
 
-import msgspec
-import zmq
-import zmq.asyncio
-
-from sonoro.core.errors import ConfigError, EngineCrashed, EngineError, InvalidRequest
+from sonoro.core.errors import ConfigError
 from sonoro.core.types import ModelSpec
-from sonoro.transport.channel import new_endpoint, remove_endpoint
-from sonoro.transport.messages import EncodeVoice, Fatal, FromEngine, Ready, Shutdown, Submit, ToEngine, WorkerSettings
-
-logger = logging.getLogger(__name__)
+from sonoro.transport.messages import Ready
 
 MODULE = "sonoro.engine_process"
 
 _CODE = f"import gc; gc.disable(); from {MODULE} import main; main()"
 """Imported objects stay, so garbage collection is off meanwhile: that saves a sixth of the time of the imports."""
-
-DRAIN_S = 0.2
-"""How long to wait for the last messages of a process that has ended."""
 
 
 @dataclass(frozen=True)
@@ -110,181 +94,7 @@ async def spawn(arguments: Sequence[str], output: int) -> Process:
     )
 
 
-class EngineProcess:
-    """One engine process and this side's end of the link to it.
-
-    Belongs to the running event loop. Neither side waits for the other to read.
-    """
-
-    ready: Ready
-
-    def __init__(self) -> None:
-        self._endpoint, self._output = new_endpoint(), _Output()
-        self._context = zmq.asyncio.Context()
-        self._socket = self._context.socket(zmq.PAIR)
-        self._socket.set_hwm(0)
-        self._process: Process | None = None
-        self._receiving: asyncio.Task[list[FromEngine]] | None = None
-        self._ending: asyncio.Task[int] | None = None
-
-    @classmethod
-    async def start(cls, settings: WorkerSettings, ready_timeout_s: float) -> Self:
-        """Start a process and wait until its engine is ready.
-
-        Raises the error that the process reported (`ConfigError`, `CheckpointError`, ...), `EngineCrashed` with its
-        last line of output if it died without one, and `EngineError` after `ready_timeout_s`. The process is then gone.
-        """
-        engine = cls()
-        async with contextlib.AsyncExitStack() as undo:
-            undo.push_async_callback(engine.stop, 0)
-            engine._socket.bind(engine._endpoint)
-            await engine._spawn(settings)
-            engine.ready = await engine._until_ready(ready_timeout_s)
-            undo.pop_all()
-        # Both ends are connected, so the socket's file can go: nothing is left over, whichever process dies first.
-        remove_endpoint(engine._endpoint)
-        return engine
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the process has not ended yet, as far as is known."""
-        return self._process is not None and self._process.returncode is None
-
-    def send(self, message: ToEngine) -> None:
-        """Send `message`; it is lost if the process is gone. Raises `InvalidRequest` as `encode_to_engine` does."""
-        sent = cast("asyncio.Future[object]", self._socket.send(encode_to_engine(message), zmq.NOBLOCK))
-        assert sent.done()
-        if not isinstance(sent.exception(), zmq.Again):
-            sent.result()
-
-    async def serve(self, take: Callable[[FromEngine], None]) -> EngineCrashed:
-        """Call `take` with every message until the process ends; return how it ended."""
-        try:
-            while (messages := await self._messages()) is not None:
-                for message in messages:
-                    take(message)
-            return self._crash()
-        except Exception as error:
-            # A process whose messages cannot be handled is treated as one that crashed.
-            logger.exception("event=message_not_understood")
-            self.kill()
-            return EngineCrashed(f"a message of the engine process could not be understood: {error!r}")
-
-    def kill(self) -> None:
-        """Kill the process and those it has started."""
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-
-    async def stop(self, timeout_s: float) -> None:
-        """Ask the process to end, kill it after `timeout_s`, wait for its end and free everything."""
-        try:
-            if self._process is not None and self.is_running and timeout_s > 0:
-                self.send(Shutdown())
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._process.wait(), timeout_s)
-        finally:
-            self.kill()
-            try:
-                await _run_to_end(self._until_ended())
-            finally:
-                self._socket.close(linger=0)
-                self._context.term()
-                remove_endpoint(self._endpoint)
-                self._output.close()
-
-    async def _spawn(self, settings: WorkerSettings) -> None:
-        arguments = (self._endpoint, str(os.getpid()), str(time.monotonic()), msgspec.json.encode(settings).decode())
-        self._process = await spawn(arguments, self._output.write_end)
-        self._output.started()
-
-    async def _messages(self, timeout_s: float | None = None) -> list[FromEngine] | None:
-        """The next batch of messages; None if the process has ended without any, or at the timeout."""
-        assert self._process is not None
-        self._receiving = self._receiving or asyncio.create_task(self._receive())
-        self._ending = self._ending or asyncio.create_task(self._process.wait())
-        await asyncio.wait({self._receiving, self._ending}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        if self._ending.done():
-            await asyncio.wait({self._receiving}, timeout=DRAIN_S)
-        if not self._receiving.done():
-            return None
-        received, self._receiving = self._receiving, None
-        return received.result()
-
-    async def _receive(self) -> list[FromEngine]:
-        return decode_from_engine(await self._socket.recv())
-
-    async def _until_ended(self) -> None:
-        """Wait for the end of the process and of the tasks that wait for it."""
-        if self._process is not None:
-            await self._process.wait()
-        await cancel_tasks(*(task for task in (self._receiving, self._ending) if task is not None))
-
-    async def _until_ready(self, timeout_s: float) -> Ready:
-        started_at_s = time.monotonic()
-        if (messages := await self._messages(timeout_s)) is not None:
-            [message, *_] = messages
-            if isinstance(message, Fatal):
-                raise message.facts.error
-            assert isinstance(message, Ready), message
-            return message
-        if not self.is_running:
-            raise self._crash()
-        waited_s = time.monotonic() - started_at_s
-        raise EngineError(f"the engine process was not ready after {waited_s:.0f} s; it may take {timeout_s:g} s")
-
-    def _crash(self) -> EngineCrashed:
-        assert self._process is not None
-        code = self._process.returncode
-        assert code is not None
-        how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
-        return EngineCrashed(f"the engine process ended with {how}{self._output.last_line}")
-
-
-async def _run_to_end(work: Coroutine[Any, Any, object]) -> None:
-    """Run `work` to its end, which must be near; a cancellation takes effect after it."""
-    task, cancelled = asyncio.create_task(work), None
-    while not task.done():
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
-
-
-async def cancel_tasks(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel `tasks` and wait until they have ended."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-_encoder = msgspec.msgpack.Encoder()
-_to_engine = msgspec.msgpack.Decoder(ToEngine)
-_from_engine = msgspec.msgpack.Decoder(list[FromEngine])
-
-
-def encode_to_engine(message: ToEngine) -> bytes:
-    """Encode `message`. Raises `InvalidRequest` for a request with a field that is not of its declared type."""
-    try:
-        payload = _encoder.encode(message)
-        if isinstance(message, Submit | EncodeVoice):
-            _to_engine.decode(payload)
-    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
-        assert isinstance(message, Submit | EncodeVoice), message
-        named = message.request.id if isinstance(message, Submit) else "a voice"
-        raise InvalidRequest("request", named, f"every field must be of its type ({error})") from error
-    return payload
-
-
-def decode_from_engine(payload: bytes) -> list[FromEngine]:
-    """Inverse of `transport.channel.encode_from_engine`."""
-    messages: list[FromEngine] = _from_engine.decode(payload)
-    return messages
-
-
-class _Output:
+class ProcessOutput:
     """Forwards the output of a process to stderr as it arrives, and keeps its last line."""
 
     def __init__(self) -> None:

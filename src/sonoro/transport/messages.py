@@ -1,6 +1,6 @@
 """The messages between an engine process and its client, as MessagePack, and the settings of such a process.
 
-A tag in each message names its class; nothing is pickled. The ends encode and decode: `transport.launch` in the server,
+A tag in each message names its class; nothing is pickled. `transport.process` encodes and decodes them in the server,
 `transport.channel` in the engine.
 """
 

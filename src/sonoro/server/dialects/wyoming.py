@@ -33,7 +33,7 @@ from sonoro.server.service import Service
 from sonoro.server.sessions import LiveSession
 from sonoro.server.websocket import SHUTTING_DOWN
 from sonoro.server.websocket_session import End
-from sonoro.transport.launch import cancel_tasks
+from sonoro.transport.process import cancel_tasks
 
 try:
     from zeroconf import Error as ZeroconfError

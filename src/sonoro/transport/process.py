@@ -1,0 +1,376 @@
+"""An engine process of a client: sends and receives messages, notices when it crashes or hangs, and replaces it.
+
+A process that ends without a `Shutdown` has crashed, whatever its exit code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import time
+from abc import abstractmethod
+from asyncio.subprocess import Process
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, Self, cast
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from sonoro.core.errors import EngineClosed, EngineCrashed, EngineError, InvalidRequest, SonoroError
+from sonoro.transport import launch
+from sonoro.transport.channel import new_endpoint, remove_endpoint
+from sonoro.transport.launch import Limits, Started
+from sonoro.transport.messages import (
+    EncodeVoice,
+    Fatal,
+    FromEngine,
+    Ping,
+    Ready,
+    Shutdown,
+    Submit,
+    ToEngine,
+    WorkerSettings,
+)
+
+logger = logging.getLogger(__name__)
+
+DRAIN_S = 0.2
+"""How long to wait for the last messages of a process that has ended."""
+
+
+class EngineProcess:
+    """One engine process and this side's end of the link to it.
+
+    Belongs to the running event loop. Neither side waits for the other to read.
+    """
+
+    ready: Ready
+
+    def __init__(self) -> None:
+        self._endpoint, self._output = new_endpoint(), launch.ProcessOutput()
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.PAIR)
+        self._socket.set_hwm(0)
+        self._process: Process | None = None
+        self._receiving: asyncio.Task[list[FromEngine]] | None = None
+        self._ending: asyncio.Task[int] | None = None
+
+    @classmethod
+    async def start(cls, settings: WorkerSettings, ready_timeout_s: float) -> Self:
+        """Start a process and wait until its engine is ready.
+
+        Raises the error that the process reported (`ConfigError`, `CheckpointError`, ...), `EngineCrashed` with its
+        last line of output if it died without one, and `EngineError` after `ready_timeout_s`. The process is then gone.
+        """
+        engine = cls()
+        async with contextlib.AsyncExitStack() as undo:
+            undo.push_async_callback(engine.stop, 0)
+            engine._socket.bind(engine._endpoint)
+            await engine._spawn(settings)
+            engine.ready = await engine._until_ready(ready_timeout_s)
+            undo.pop_all()
+        # Both ends are connected, so the socket's file can go: nothing is left over, whichever process dies first.
+        remove_endpoint(engine._endpoint)
+        return engine
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process has not ended yet, as far as is known."""
+        return self._process is not None and self._process.returncode is None
+
+    def send(self, message: ToEngine) -> None:
+        """Send `message`; it is lost if the process is gone. Raises `InvalidRequest` as `encode_to_engine` does."""
+        sent = cast("asyncio.Future[object]", self._socket.send(encode_to_engine(message), zmq.NOBLOCK))
+        assert sent.done()
+        if not isinstance(sent.exception(), zmq.Again):
+            sent.result()
+
+    async def serve(self, take: Callable[[FromEngine], None]) -> EngineCrashed:
+        """Call `take` with every message until the process ends; return how it ended."""
+        try:
+            while (messages := await self._messages()) is not None:
+                for message in messages:
+                    take(message)
+            return self._crash()
+        except Exception as error:
+            # A process whose messages cannot be handled is treated as one that crashed.
+            logger.exception("event=message_not_understood")
+            self.kill()
+            return EngineCrashed(f"a message of the engine process could not be understood: {error!r}")
+
+    def kill(self) -> None:
+        """Kill the process and those it has started."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def stop(self, timeout_s: float) -> None:
+        """Ask the process to end, kill it after `timeout_s`, wait for its end and free everything."""
+        try:
+            if self._process is not None and self.is_running and timeout_s > 0:
+                self.send(Shutdown())
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._process.wait(), timeout_s)
+        finally:
+            self.kill()
+            try:
+                await _run_to_end(self._until_ended())
+            finally:
+                self._socket.close(linger=0)
+                self._context.term()
+                remove_endpoint(self._endpoint)
+                self._output.close()
+
+    async def _spawn(self, settings: WorkerSettings) -> None:
+        arguments = (self._endpoint, str(os.getpid()), str(time.monotonic()), msgspec.json.encode(settings).decode())
+        self._process = await launch.spawn(arguments, self._output.write_end)
+        self._output.started()
+
+    async def _messages(self, timeout_s: float | None = None) -> list[FromEngine] | None:
+        """The next batch of messages; None if the process has ended without any, or at the timeout."""
+        assert self._process is not None
+        self._receiving = self._receiving or asyncio.create_task(self._receive())
+        self._ending = self._ending or asyncio.create_task(self._process.wait())
+        await asyncio.wait({self._receiving, self._ending}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if self._ending.done():
+            await asyncio.wait({self._receiving}, timeout=DRAIN_S)
+        if not self._receiving.done():
+            return None
+        received, self._receiving = self._receiving, None
+        return received.result()
+
+    async def _receive(self) -> list[FromEngine]:
+        return decode_from_engine(await self._socket.recv())
+
+    async def _until_ended(self) -> None:
+        """Wait for the end of the process and of the tasks that wait for it."""
+        if self._process is not None:
+            await self._process.wait()
+        await cancel_tasks(*(task for task in (self._receiving, self._ending) if task is not None))
+
+    async def _until_ready(self, timeout_s: float) -> Ready:
+        started_at_s = time.monotonic()
+        if (messages := await self._messages(timeout_s)) is not None:
+            [message, *_] = messages
+            if isinstance(message, Fatal):
+                raise message.facts.error
+            assert isinstance(message, Ready), message
+            return message
+        if not self.is_running:
+            raise self._crash()
+        waited_s = time.monotonic() - started_at_s
+        raise EngineError(f"the engine process was not ready after {waited_s:.0f} s; it may take {timeout_s:g} s")
+
+    def _crash(self) -> EngineCrashed:
+        assert self._process is not None
+        code = self._process.returncode
+        assert code is not None
+        how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+        return EngineCrashed(f"the engine process ended with {how}{self._output.last_line}")
+
+
+class SupervisedEngine(Started):
+    """Keeps an engine process with `settings` running. Belongs to the event loop it was started in.
+
+    A process that crashes or hangs is replaced. After more than `max_restarts` crashes within `restart_window_s` the
+    engine is closed.
+    """
+
+    def __init__(self, settings: WorkerSettings, limits: Limits | None = None) -> None:
+        self.settings, self._limits = settings, limits or Limits()
+        self._process: EngineProcess | None = None
+        self._ready: Ready | None = None
+        self._closed: EngineClosed | None = None
+        self._state_changed = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._crashed_at_s: deque[float] = deque()
+        self._last_message_s, self._is_hung = 0.0, False
+        self.restarts = 0
+        """How many replacements were started."""
+
+    @abstractmethod
+    def _handle(self, message: FromEngine) -> None:
+        """Handle a message of the engine, other than `Ready`."""
+
+    @abstractmethod
+    def _fail_pending(self, error: EngineError) -> None:
+        """Fail everything that waits for the engine."""
+
+    async def start(self) -> None:
+        """Start the engine and wait until it is ready; a first process that fails is not replaced.
+
+        Raises the error of its start (`ConfigError`, `CheckpointError`), or `EngineError` if it died or took too long.
+        """
+        self._adopt(await EngineProcess.start(self.settings, self._limits.ready_timeout_s))
+        self._tasks = [asyncio.create_task(work()) for work in (self._supervise, self._ping)]
+
+    async def close(self) -> None:
+        """End the engine; requests still running fail with `EngineClosed`."""
+        self._close_for_good(EngineClosed("the engine was closed"))
+        try:
+            await cancel_tasks(*self._tasks)
+        finally:
+            process, self._process = self._process, None
+            if process is not None:
+                await process.stop(self._limits.shutdown_timeout_s)
+
+    @property
+    def ready(self) -> Ready:
+        """The `Ready` message of the newest engine."""
+        assert self._ready is not None, "the engine has not been started"
+        return self._ready
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the engine accepts requests: its process runs and answers pings."""
+        return self._process is not None and self._process.is_running and not self._is_hung and self._closed is None
+
+    @property
+    def closed_reason(self) -> str | None:
+        """Why the engine will not run again; None while it runs or may be replaced."""
+        return None if self._closed is None else str(self._closed)
+
+    async def until_ready(self) -> None:
+        """Wait until the engine is ready. Raises `EngineCrashed` after `accept_timeout_s`, `EngineClosed` if it will
+        not run again."""
+        waits_s = self._limits.accept_timeout_s
+        try:
+            async with asyncio.timeout(waits_s):
+                # The engine may crash again before this task runs.
+                while not self.is_ready and self._closed is None:
+                    self._state_changed.clear()
+                    await self._state_changed.wait()
+        except TimeoutError as error:
+            raise EngineCrashed(f"the engine has ended or hangs, and was not ready in {waits_s:g} s") from error
+        if self._closed is not None:
+            raise EngineClosed(str(self._closed))
+
+    def _send(self, message: ToEngine) -> None:
+        """Send `message` to the current process, if there is one."""
+        if self._process is not None:
+            self._process.send(message)
+
+    def _dispatch(self, message: FromEngine) -> None:
+        self._mark_alive()
+        if not isinstance(message, Ready):
+            self._handle(message)
+            return
+        if self.ready.graphs_to_come and not message.graphs_to_come:
+            logger.info("event=graphs_captured")
+        self._ready = message
+
+    def _adopt(self, process: EngineProcess) -> None:
+        self._process, self._ready = process, process.ready
+        self._mark_alive()
+        self._state_changed.set()
+
+    def _close_for_good(self, error: EngineClosed) -> None:
+        self._closed = self._closed or error
+        self._state_changed.set()
+        self._fail_pending(error)
+
+    async def _supervise(self) -> None:
+        """Dispatch the messages of the process until it ends, replace it, and repeat."""
+        try:
+            while self._process is not None:
+                error = await self._process.serve(self._dispatch)
+                await self._replace(error)
+        except Exception as error:
+            logger.exception("event=supervision_failed")
+            self._close_for_good(EngineClosed(f"the engine cannot be supervised any more: {error!r}"))
+
+    async def _replace(self, error: SonoroError) -> None:
+        """Fail the requests of the ended process and start another, or close after too many crashes."""
+        ended, self._process = self._process, None
+        self._fail_pending(EngineCrashed(str(error)))
+        if ended is not None:
+            await ended.stop(0)
+        while (crashes := self._count_crash(error)) <= self._limits.max_restarts:
+            # The first restart is immediate: most crashes are one request's fault. Later ones let memory be freed.
+            await asyncio.sleep(0.5 * (crashes - 1))
+            self.restarts += 1
+            try:
+                self._adopt(await EngineProcess.start(self.settings, self._limits.ready_timeout_s))
+                return
+            except SonoroError as failure:
+                error = failure
+        window_s = self._limits.restart_window_s
+        self._close_for_good(EngineClosed(f"the engine process ended {crashes} times within {window_s:g} s: {error}"))
+
+    def _count_crash(self, error: SonoroError) -> int:
+        """Log and count a crash; return the number within `restart_window_s`, this one included."""
+        now_s = asyncio.get_running_loop().time()
+        self._crashed_at_s.append(now_s)
+        while self._crashed_at_s[0] <= now_s - self._limits.restart_window_s:
+            self._crashed_at_s.popleft()
+        logger.error("event=engine_crashed crashes=%d reason=%r", len(self._crashed_at_s), str(error))
+        return len(self._crashed_at_s)
+
+    def _mark_alive(self) -> None:
+        self._last_message_s = asyncio.get_running_loop().time()
+        if self._is_hung:
+            self._is_hung = False
+            self._state_changed.set()
+
+    async def _ping(self) -> None:
+        """Ping the process; it is not ready after `hang_s` of silence, and killed after `answer_timeout_s`."""
+        while True:
+            if not self._is_hung:
+                self._send(Ping())
+            await asyncio.sleep(min(self._limits.ping_interval_s, self._limits.answer_timeout_s / 2))
+            silent_s = asyncio.get_running_loop().time() - self._last_message_s
+            if self._process is None:
+                continue
+            if silent_s > self._limits.hang_s and not self._is_hung:
+                self._is_hung = True
+                logger.warning("event=engine_hangs silent_s=%.1f", silent_s)
+            if silent_s > self._limits.answer_timeout_s:
+                self._process.kill()
+
+
+async def _run_to_end(work: Coroutine[Any, Any, object]) -> None:
+    """Run `work` to its end, which must be near; a cancellation takes effect after it."""
+    task, cancelled = asyncio.create_task(work), None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+
+
+async def cancel_tasks(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel `tasks` and wait until they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+_encoder = msgspec.msgpack.Encoder()
+_to_engine = msgspec.msgpack.Decoder(ToEngine)
+_from_engine = msgspec.msgpack.Decoder(list[FromEngine])
+
+
+def encode_to_engine(message: ToEngine) -> bytes:
+    """Encode `message`. Raises `InvalidRequest` for a request with a field that is not of its declared type."""
+    try:
+        payload = _encoder.encode(message)
+        if isinstance(message, Submit | EncodeVoice):
+            _to_engine.decode(payload)
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
+        assert isinstance(message, Submit | EncodeVoice), message
+        named = message.request.id if isinstance(message, Submit) else "a voice"
+        raise InvalidRequest("request", named, f"every field must be of its type ({error})") from error
+    return payload
+
+
+def decode_from_engine(payload: bytes) -> list[FromEngine]:
+    """Inverse of `transport.channel.encode_from_engine`."""
+    messages: list[FromEngine] = _from_engine.decode(payload)
+    return messages
