@@ -28,7 +28,7 @@ ALLOWED = {
     "nn": {"core", "ops"},
     "runtime": {"core", "ops"},
     "models": {"core", "text", "audio", "words", "ops", "nn", "runtime"},
-    "compile": {"core", "words", "transport", "ops", "runtime", "models", "engine"},
+    "compile": {"core", "transport", "ops", "runtime", "models", "engine"},
     "engine": {
         "core",
         "text",
@@ -48,7 +48,6 @@ ALLOWED = {
     "profile": {
         "core",
         "bench",
-        "words",
         "text",
         "audio",
         "transport",

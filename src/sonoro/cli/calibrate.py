@@ -26,21 +26,18 @@ def calibrate(
     """
     from sonoro.audio.files import check_place
     from sonoro.core.errors import ConfigError, OutputError
-    from sonoro.engine.calibration import calibrate as find
+    from sonoro.engine import word_heads
     from sonoro.models import registry
-    from sonoro.models.words import ShowsWords
-    from sonoro.words.heads import FILE, write_heads
 
     loaded = registry.load(model, device=device, dtype=dtype, load_format=load_format)
     folder = registry.locate(model) if load_format == "auto" else None
     if output is None and folder is None:
         raise ConfigError("output", None, "name a file: the model has no folder")
-    file = output or (folder or Path()) / FILE
-    is_measured = isinstance(loaded.model, ShowsWords) and loaded.model.word_heads.is_measured
-    if output is None and is_measured:
+    file = output or word_heads.heads_file(folder or Path())
+    if output is None and word_heads.is_measured(loaded.model):
         raise ConfigError("output", None, f"{file} was measured: name another file")
     check_place(file)
-    found = find(loaded.model, voice=voice)
+    found = word_heads.calibrate(loaded.model, voice=voice)
     for layout, judged in found.judged.items():
         for one in judged[:3]:
             show(
@@ -51,6 +48,6 @@ def calibrate(
     if not found.heads.places:
         show("no head follows the text: this model has no word times")
     try:
-        show(f"{write_heads(file, found.heads)}")
+        show(f"{found.write(file)}")
     except OSError as error:
         raise OutputError(f"cannot write {file}: {error.strerror}") from error

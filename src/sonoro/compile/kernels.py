@@ -40,11 +40,9 @@ from sonoro.core.logs import configure_logging
 from sonoro.engine.device_state import CHECKED_BATCH
 from sonoro.engine.runner import Runner
 from sonoro.engine.voices import Inline, Voices
+from sonoro.engine.word_heads import watch_some_head
 from sonoro.models import registry
-from sonoro.models.words import ShowsWords
 from sonoro.transport.messages import WorkerSettings
-from sonoro.words.heads import WordHeads
-from sonoro.words.tracking import Pointing
 
 logger = logging.getLogger(__name__)
 
@@ -66,9 +64,7 @@ def list_variants(settings: WorkerSettings, card: Card, note: Callable[[Variant]
         nowhere = torch.device("meta")
         how = {"load_format": "dummy", "quantization": config.quantization}
         model = registry.load(settings.model, device=nowhere, dtype=settings.dtype, **how).model
-        if isinstance(model, ShowsWords) and not model.word_heads.places:
-            # Frames watch heads once some are found.
-            model.word_heads = WordHeads(text_first=Pointing(layer=0, head=0))
+        watch_some_head(model)
         Runner(model, config).warm_up()
         with ReadingZeros():
             Voices(model, config, Inline(), nowhere, ()).warm_up()

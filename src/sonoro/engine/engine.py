@@ -23,7 +23,6 @@ from sonoro.core.config import EngineConfig
 from sonoro.core.errors import EngineBusy, EngineError, InvalidRequest, border
 from sonoro.core.events import Word
 from sonoro.core.types import AudioChunk, Event, Failed, Finished, FinishReason, Reference, SpeechRequest
-from sonoro.engine.found_heads import FoundHeads
 from sonoro.engine.phases import Phases
 from sonoro.engine.prompts import Prompts
 from sonoro.engine.request import Playback, Progress, Request
@@ -31,6 +30,7 @@ from sonoro.engine.retry import Retry
 from sonoro.engine.runner import Decoded, Launched, Runner
 from sonoro.engine.scheduler import Plan, Scheduler
 from sonoro.engine.voices import Inline, Voices
+from sonoro.engine.word_heads import FoundHeads
 from sonoro.models.base import SpeechModel, Voice
 from sonoro.models.settings import configure
 from sonoro.models.words import ShowsWords

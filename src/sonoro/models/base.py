@@ -328,6 +328,15 @@ class TextPromptModel(Protocol):
 
 
 @runtime_checkable
+class WatchedModel(Protocol):
+    """A `SpeechModel` that can output the attention of some of its heads to the text."""
+
+    def attention(self, state: Any) -> Tensor | None:
+        """Attention of the watched heads in the last frame, by slot: [N+1, H, W] float32, W positions from the text's
+        first on; None if nothing is watched."""
+
+
+@runtime_checkable
 class ProfiledModel(Protocol):
     """A `SpeechModel` whose frame can be timed by parts, for `bench frame`."""
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
-from torch import Tensor
-
 from sonoro.core.types import OptionValue, SpeechRequest
-from sonoro.models.base import Voice
+from sonoro.models.base import Voice, WatchedModel
 from sonoro.words.request import FollowsText
 from sonoro.words.tracking import Pointing
 
 
 @runtime_checkable
-class ShowsWords(FollowsText, Protocol):
+class ShowsWords(WatchedModel, FollowsText, Protocol):
     """A `SpeechModel` whose backbone holds the text at consecutive positions, one token each."""
 
     text_layouts: Mapping[str, Mapping[str, OptionValue]]
@@ -33,7 +31,3 @@ class ShowsWords(FollowsText, Protocol):
 
     def watching(self, state: Any) -> Any:
         """`state` with buffers for the current `word_heads`; shares all other tensors. No slot may be in use."""
-
-    def attention(self, state: Any) -> Tensor | None:
-        """Attention of the heads `word_heads.places` in the last frame, by slot: [N+1, H, W] float32, W positions from
-        the text's first on (at most `MOST_COLUMNS`); None if nothing is watched."""

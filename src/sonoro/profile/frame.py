@@ -17,9 +17,18 @@ from torch import Tensor
 
 from sonoro.core.errors import ConfigError, EngineError, border
 from sonoro.models import registry
-from sonoro.models.base import Capacity, CloningModel, LoadedModel, Pages, ProfiledModel, Prompt, SpeechModel, Voice
+from sonoro.models.base import (
+    Capacity,
+    CloningModel,
+    LoadedModel,
+    Pages,
+    ProfiledModel,
+    Prompt,
+    SpeechModel,
+    Voice,
+    WatchedModel,
+)
 from sonoro.models.shared.codec_choice import dtype_name
-from sonoro.models.words import ShowsWords
 from sonoro.profile.report import Report
 from sonoro.profile.requests import Subject, speech_request
 from sonoro.profile.timing import copy_bandwidth, median_ms
@@ -230,7 +239,7 @@ class TimedBatch:
     def _frame(self, slots: Tensor) -> Tensor | None:
         """One frame, and the gather of watched attention that an engine does after it."""
         self._model.frame(self.state, slots)
-        watched = self._model.attention(self.state) if isinstance(self._model, ShowsWords) else None
+        watched = self._model.attention(self.state) if isinstance(self._model, WatchedModel) else None
         return None if watched is None else watched[slots]
 
     def graph_ms(self) -> float:

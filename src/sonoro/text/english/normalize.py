@@ -102,11 +102,12 @@ class _Written:
 
     def apply(self, rules: Iterable[Rule]) -> _Written:
         """Apply `rules` in order, each at every match; returns itself."""
+        edits: list[Edit] = []
         for pattern, replacement in rules:
-            edits: list[Edit] = []
             self.text = pattern.sub(partial(_replace, edits, replacement), self.text)
             if edits:
                 self._edits.append(edits)
+                edits = []
         return self
 
     def copy(self) -> _Written:
@@ -121,7 +122,10 @@ class _Written:
 
 def _replace(edits: list[Edit], replacement: str | Callable[[re.Match[str]], str], match: re.Match[str]) -> str:
     """What replaces `match`, which is added to `edits`."""
-    new = replacement if isinstance(replacement, str) else replacement(match)
+    if isinstance(replacement, str):
+        new = match.expand(replacement) if "\\" in replacement else replacement
+    else:
+        new = replacement(match)
     if new != match[0]:
         edits.append((match.start(), match[0], new))
     return new

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable, Iterable
-from functools import partial
 
 from num2words import num2words
 
@@ -225,15 +224,7 @@ def _any(names: Iterable[str]) -> str:
 
 
 def compiled(table: Table) -> list[Rule]:
-    return [
-        # A template becomes a function: strings in a `Rule` are taken as they are.
-        (re.compile(pattern), partial(_expanded, new) if isinstance(new, str) and "\\" in new else new)
-        for pattern, new in table
-    ]
-
-
-def _expanded(template: str, match: re.Match[str]) -> str:
-    return match.expand(template)
+    return [(re.compile(pattern), replacement) for pattern, replacement in table]
 
 
 _HALF = r"(?P<half>[aApP]\.?\s?[mM]\b\.?)"
@@ -255,7 +246,7 @@ _MARKUP: Table = [
     (r"(?m)^[ \t]*+>[ \t]", ""),
     (r"(?m)^[ \t]*+\|[-:| \t]*+(?:\n|\Z)", ""),
     (r"\|", ", "),
-    (r"(?m)^\s*+([-*•]\s+)?", lambda match: "" if match[1] else match[0]),
+    (r"(?m)^(?:\s*+[-*•]\s+|(\s*+))", r"\1"),
     (r"•", ", "),
     (r"(?:[.,;:]|(?<![.,;: \t]))[ \t]*+\n\s*\n\s*", ". "),
 ]

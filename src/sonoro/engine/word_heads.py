@@ -1,7 +1,8 @@
-"""Chooses the attention heads that follow the text: the model speaks a few sentences while all heads are watched.
+"""Finds the attention heads that follow the text: the model speaks a few sentences while all heads are watched.
 
-Runs in steps of one frame, so that serving can go on in between. How heads are judged is in `words.calibration`.
-Depends on the protocols of `models` and on no model.
+`calibrate` does so at once. For a served model without a table of heads, `FoundHeads` does so after the first request
+for words, in the engine's thread while it is idle, a frame at a time: a new request waits for one frame at most. Word
+times from found heads are marked as estimated. How heads are judged is in `words.calibration`.
 """
 
 from __future__ import annotations
@@ -9,28 +10,26 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from sonoro.core.errors import ConfigError
+from sonoro.core.config import EngineConfig, word_heads_folder
+from sonoro.core.errors import ConfigError, border
 from sonoro.core.types import SpeechRequest
 from sonoro.engine.decoding import to_pcm16
-from sonoro.models.base import Capacity, Pages
+from sonoro.models.base import Capacity, Pages, SpeechModel
 from sonoro.models.words import ShowsWords
 from sonoro.runtime.ring import upload
 from sonoro.text.splitting import frames_bound
 from sonoro.words.calibration import Candidate, Reading, candidates, choose, judge
-from sonoro.words.heads import WordHeads
+from sonoro.words.heads import FILE, WordHeads, read_table, write_heads
 from sonoro.words.spans import spoken_words, word_spans
 from sonoro.words.tracking import AHEAD, Pointing
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from sonoro.models.base import SpeechModel
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +43,6 @@ TEXTS = (
 )
 """Short enough for every model to speak as one segment, with punctuation to pause at."""
 
-
 _MOST_FRAMES, _PAGE_POSITIONS = 300, 32
 
 
@@ -54,6 +52,20 @@ class Calibration:
 
     heads: WordHeads
     judged: dict[str, list[Candidate]]
+
+    def write(self, file: Path) -> Path:
+        """Write the table to `file`; returns its path."""
+        return write_heads(file, self.heads)
+
+
+def heads_file(folder: Path) -> Path:
+    """The table of heads of the checkpoint in `folder`."""
+    return folder / FILE
+
+
+def is_measured(model: Any) -> bool:
+    """Whether `model` has heads that were measured against an aligner."""
+    return isinstance(model, ShowsWords) and model.word_heads.is_measured
 
 
 def calibrate(model: SpeechModel, *, voice: str | None = None, texts: Sequence[str] = TEXTS) -> Calibration:
@@ -70,6 +82,62 @@ def calibrate(model: SpeechModel, *, voice: str | None = None, texts: Sequence[s
         pass
     model.word_heads = found.heads
     return found
+
+
+def watch_some_head(model: Any) -> None:
+    """Have `model` watch a head if it can and has none: as an engine does once heads are found."""
+    if isinstance(model, ShowsWords) and not model.word_heads.places:
+        model.word_heads = WordHeads(text_first=Pointing(layer=0, head=0))
+
+
+class FoundHeads:
+    """The search for the word heads of `model`, advanced by `search` once they are `wanted`.
+
+    The constructor sets heads of an earlier search in the model, so make it before any `allocate`. It searches only if
+    `config.tuning.finds_word_heads`.
+    """
+
+    def __init__(self, model: SpeechModel, config: EngineConfig) -> None:
+        self.wanted = False
+        """Whether a request has asked for words."""
+        self._model: SpeechModel = model
+        self._search: HeadSearch | None = None
+        self.is_sought = (
+            config.tuning.finds_word_heads and isinstance(model, ShowsWords) and not model.word_heads.places
+        )
+        """Whether the heads are unknown and may be searched for."""
+        self._file = word_heads_folder() / f"{model.fingerprint}.json" if self.is_sought else None
+        if self._file is not None and self._file.is_file():
+            self.is_sought = False
+            with border(self._note):
+                assert isinstance(model, ShowsWords)
+                model.word_heads = read_table(self._file)
+
+    def search(self, codec_device: torch.device | None) -> WordHeads | None:
+        """Run one step of the search, about as long as an eager frame; return the heads once it ends, else None.
+
+        An error ends the search without heads: words then have no times. Call it only while the engine is idle.
+        """
+        assert self.is_sought
+        assert self.wanted
+        found: Calibration | None = None
+        self.is_sought = False
+        with border(self._note):
+            self._search = self._search or HeadSearch(self._model, codec_device=codec_device)
+            found = self._search.step()
+            self.is_sought = found is None
+        if not self.is_sought:
+            self._search = None
+        if found is None:
+            return None
+        with border(self._note):
+            assert self._file is not None
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            write_heads(self._file, found.heads)
+        return found.heads
+
+    def _note(self, error: Exception) -> None:
+        logger.warning("event=word_heads_not_found model=%r error=%r", self._model.spec.name, error)
 
 
 class HeadSearch:

@@ -10,7 +10,7 @@ from resolving import Engine
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError
 from sonoro.core.types import Finished, SpeechRequest
-from sonoro.engine.calibration import TEXTS, calibrate
+from sonoro.engine.word_heads import TEXTS, calibrate
 from sonoro.models import registry
 from sonoro.models.words import ShowsWords
 from sonoro.words.heads import FILE, WordHeads, read_heads, write_heads
