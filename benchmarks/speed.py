@@ -242,7 +242,7 @@ def time_engine(loaded: LoadedModel, args: argparse.Namespace, report: Report) -
         row = {"part": "engine", "arm": name, "concurrency": slots, "repeat": repeat}
         try:
             crowd = Crowd(engine, numbers, slots, args.frames)
-            row |= crowd.measure(args.warm_up, args.duration) | {"put_back": engine.preemptions}
+            row |= crowd.measure(args.warm_up, args.duration) | {"put_back": engine.lifecycle.preemptions}
         except EngineError as error:
             row["error"] = repr(error)
             clear(engine)

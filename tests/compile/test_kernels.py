@@ -59,7 +59,7 @@ from families import FAMILIES
 from listening import Clock, drain
 from sonoro.core.config import EngineConfig, Tuning
 from sonoro.core.types import Finished
-from sonoro.engine import voices
+from sonoro.engine import voice_encoder
 from resolving import Engine
 from sonoro.compile.kernels import list_variants
 from sonoro.models.words import ShowsWords
@@ -71,7 +71,7 @@ from sonoro.words.heads import WordHeads
 from sonoro.words.tracking import Pointing
 
 tiny, card = FAMILIES[sys.argv[1]], card_named("NVIDIA H200")
-voices._WARM_UPS_S = (1.28, 0.3)  # a tiny codec makes many frames of a second
+voice_encoder._WARM_UPS_S = (1.28, 0.3)  # a tiny codec makes many frames of a second
 sizes = {"frame_batches": (1, 2, 3), "prefill_buckets": (16, 64), "codec_batches": (1, 3), "chunk_frames": (1, 3, 8)}
 bounds = {"slots": 3, "max_positions": 1024, "max_frames": 64, "segment_letters": 60, "codec_dtype": "float16"}
 config, listed, launched = EngineConfig(**bounds, **sizes), set(), set()

@@ -376,7 +376,7 @@ def test_an_engine_says_the_same_while_requests_lack_pages_are_paused_and_preemp
     for one in asked:
         ample.submit(one)
     said = drain(ample)
-    assert not ample.preemptions
+    assert not ample.lifecycle.preemptions
     # No time passes, so that the same are preempted on any machine.
     engine = Engine(VoicedSineModel(), config_of(slots=8, pages=40, **sizes), Clock(), ticks_late=1)
     arriving, events = list(asked), list[Event]()
@@ -399,7 +399,7 @@ def test_an_engine_says_the_same_while_requests_lack_pages_are_paused_and_preemp
         idle_ticks = 0 if made or engine.runner.graphs.launches != launched else idle_ticks + 1
         assert idle_ticks < 4
         events += made
-    assert engine.preemptions
+    assert engine.lifecycle.preemptions
     for name in (one.id for one in asked):
         np.testing.assert_array_equal(audio(events, name), audio(said, name))
         ours, theirs = end(events, name), end(said, name)

@@ -51,6 +51,8 @@ class GraphSets:
             of_text = functools.partial(model.prefill_text, slots)
             self.text_prefills = self._made("prefill text", of_text, config.prefill_buckets, max_tokens)
         self.frames = self._frames_of(slots)
+        self.to_come = 0
+        """How many sizes are not captured yet; batches are padded to a larger one until they are."""
 
     @property
     def launches(self) -> dict[str, dict[str, int]]:
@@ -76,11 +78,6 @@ class GraphSets:
         return sum(size.memory_bytes for graphs in self._all for size in graphs.captured) / 2**20
 
     @property
-    def to_come(self) -> int:
-        """How many sizes are not captured yet; batches are padded to a larger one until they are."""
-        return sum(len(graphs.to_come) for graphs in self._all)
-
-    @property
     def _kinds(self) -> dict[str, list[GraphSet]]:
         prefills = [self.prefills, *([self.text_prefills] if self.text_prefills else [])]
         return {"admit": [self.admits], "prefill": prefills, "frame": [self.frames], **self._decoding.sets}
@@ -100,7 +97,7 @@ class GraphSets:
 
     def capture_first(self, phases: Phases) -> None:
         """Check the model's kernels and capture the first sizes of every kind. Synchronises."""
-        self._check_kernels(self._first_sizes(self.frames))
+        self._check_kernels(self._state.state, self._first_sizes(self.frames))
         phases.end("checks")
         is_captured = any(graphs.can_capture for graphs in self._all)
         with no_garbage_collection() if is_captured else nullcontext():
@@ -118,18 +115,18 @@ class GraphSets:
         waiting, prefills = [graphs for graphs in self._all if graphs.to_come], self._kinds["prefill"]
         graphs = min(waiting, key=lambda graphs: (graphs not in prefills, graphs.to_come[0]))
         if graphs is self.frames:
-            self._check_kernels(graphs.to_come[:1])
+            self._check_kernels(self._state.state, graphs.to_come[:1])
         self._capture(graphs, graphs.to_come[:1])
 
     def watch(self, state: SlotState) -> None:
         """Recapture the decode step on `state`, which watches other heads: two sizes now, the others are `to_come`."""
-        self._state = dataclasses.replace(self._state, state=state)
         frames = self._frames_of(state)
         first = sorted({*frames.sizes[:1], *frames.sizes[-1:]})
-        self._check_kernels(first)
+        self._check_kernels(state, first)
         frames.capture(first)
         frames.count_on(self.frames)
-        self.frames = frames
+        self.frames, self._state = frames, dataclasses.replace(self._state, state=state)
+        self._count_to_come()
 
     def _made(self, name: str, function: Callable[[Tensor], Any], sizes: Sequence[int], scratch: int) -> GraphSet:
         device, is_eager = self._state.device, self._config.is_eager
@@ -170,13 +167,17 @@ class GraphSets:
         # These were the largest activations; do not keep their memory.
         torch.cuda.empty_cache()
 
-    def _check_kernels(self, sizes: Sequence[int]) -> None:
+    def _check_kernels(self, state: SlotState, sizes: Sequence[int]) -> None:
         for size in sizes:
-            self._model.check_kernels(self._state.state, size)
+            self._model.check_kernels(state, size)
 
     def _capture(self, graphs: GraphSet, sizes: Sequence[int]) -> None:
         with self._stream_of(graphs):
             graphs.capture(sizes)
+        self._count_to_come()
+
+    def _count_to_come(self) -> None:
+        self.to_come = sum(len(graphs.to_come) for graphs in self._all)
 
     def _stream_of(self, graphs: GraphSet) -> AbstractContextManager[Any]:
         """A context with the stream of `graphs` as the current one."""

@@ -42,7 +42,8 @@ class Prompts:
 
     def __init__(self, model: SpeechModel, config: EngineConfig, pages: int) -> None:
         self._model, self._config, self._spec = model, config, model.spec
-        self._max_positions = min(config.max_positions, pages * config.page_positions)
+        self._page_positions, self._max_text = config.page_positions, config.max_text
+        self._max_positions = min(config.max_positions, pages * self._page_positions)
         self._max_frames = min(config.max_frames, model.spec.max_frames)
 
     def cut_segments(self, request: Request) -> None:
@@ -157,13 +158,13 @@ class Prompts:
         return frames_expected(segment.text, request.params.language or "auto", self._spec.frame_s)
 
     def _check_text_ids(self, segment: Segment, count: int) -> None:
-        if count > self._config.max_text:
-            limit = f"it has {count} pending text ids; at most {self._config.max_text}"
+        if count > self._max_text:
+            limit = f"it has {count} pending text ids; at most {self._max_text}"
             raise InvalidRequest("text", segment.text, limit)
 
     def _keys(self, prompt: Prompt) -> list[bytes]:
         """Chained SHA-256 keys of the whole pages of the prompt's prefix: equal keys mean equal pages before, too."""
-        prefix, page = prompt.prefix, self._config.page_positions
+        prefix, page = prompt.prefix, self._page_positions
         if prefix is None or not self._config.prefix_cache_bytes:
             return []
         assert len(prefix) < prompt.positions, (len(prefix), prompt.positions)

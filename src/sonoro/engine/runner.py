@@ -181,8 +181,9 @@ class Runner:
         """
         assert isinstance(self._model, ShowsWords)
         with self.active():
-            self._state = dataclasses.replace(self._state, state=self._model.watching(self._state.state))
-            self.graphs.watch(self._state.state)
+            state = self._model.watching(self._state.state)
+            self.graphs.watch(state)
+        self._state = dataclasses.replace(self._state, state=state)
         self.ring = self._make_ring()
 
     def run(self, plan: Plan) -> Launched:

@@ -252,6 +252,7 @@ class ChunkPlanner:
 
     def __init__(self, config: EngineConfig, frame_s: float, out_of_pages: Set[Request]) -> None:
         self._config, self._frame_s, self._out_of_pages = config, frame_s, out_of_pages
+        self._codec_frames = config.codec_frames
 
     def plan(self, active: list[Request], now_s: float, tick_s: float) -> dict[int, list[Request]]:
         """Choose the chunks of this tick by urgency, up to `codec_frames`; an underrun ahead overrides that limit."""
@@ -259,7 +260,7 @@ class ChunkPlanner:
             (chunk for request in active if (chunk := self._due_chunk(request, now_s, tick_s)) is not None),
             key=lambda chunk: (chunk.urgency, chunk.lead_s),
         )
-        left = self._config.codec_frames
+        left = self._codec_frames
         chosen: dict[int, list[_Chunk]] = {}
         for chunk in due:
             if chunk.frames <= left or chunk.urgency is _Urgency.RUNS_OUT or not chosen:

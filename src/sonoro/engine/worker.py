@@ -212,8 +212,8 @@ class Worker:
             with self._voice_border(number):
                 encoded = self._encoding.pop(number).result()
                 self._link.send([VoiceEncoded(number, encoded.digest, encoded.data)])
-        if wanted := self._engine.voices.take_wanted():
-            self._link.send([VoiceWanted(digest) for digest in wanted])
+        if self._engine.voices.asked:
+            self._link.send([VoiceWanted(digest) for digest in self._engine.voices.take_wanted()])
 
     def _voice_border(self, number: int) -> AbstractContextManager[None]:
         """A context in which an exception is sent as `VoiceFailed` of request `number`."""
@@ -226,14 +226,14 @@ class Worker:
             prefixes=engine.prefixes,
             running=engine.config.slots - engine.scheduler.free_slots,
             waiting=engine.waiting,
-            paused=engine.paused,
+            paused=engine.lifecycle.paused,
             free_slots=engine.scheduler.free_slots,
             free_pages=engine.scheduler.pages.free,
             tick_ms=_percentiles_ms(self._tick_s),
             frame_ms=_percentiles_ms(self._frame_s),
             gpu_memory_mib=self._gpu_memory_mib(),
-            broken_samples=engine.broken_samples,
-            preemptions=engine.preemptions,
+            broken_samples=engine.output.broken_samples,
+            preemptions=engine.lifecycle.preemptions,
             fallbacks=fallbacks(),
             compiled=dict(self._compiled_at_launch),
         )

@@ -300,8 +300,8 @@ class _Checks:
             events += engine.tick()
         ends = [event for event in events if isinstance(event, Finished | Failed)]
         problems = [event.facts.message for event in ends if isinstance(event, Failed)]
-        if engine.broken_samples:
-            problems.append(f"{engine.broken_samples} samples are not finite")
+        if engine.output.broken_samples:
+            problems.append(f"{engine.output.broken_samples} samples are not finite")
         lengths_s = []
         for number, request in enumerate(wanted, 1):
             chunks = [event.pcm for event in events if isinstance(event, AudioChunk) and event.request_id == request.id]

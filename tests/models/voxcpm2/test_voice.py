@@ -6,6 +6,7 @@ import torch
 
 from sonoro.core.config import EngineConfig
 from sonoro.core.types import Reference, SpeechRequest
+from sonoro.engine.request import Playback, Request
 from sonoro.engine.voices import Inline, Voices
 from sonoro.models import registry
 from sonoro.models.base import SpeechModel
@@ -27,11 +28,14 @@ def test_a_registered_voice_is_primed_where_it_is_loaded(model: SpeechModel) -> 
     digest, data = voices.encode((recording,)).result()
     found = {}
     for name, fields in (("registered", {"voice": "me"}), ("given", {"references": (recording,)})):
-        request = model.spec.resolve(SpeechRequest(id="1", text="Hello.", **fields), {"me": digest})
-        voice = (other if name == "registered" else voices).of(request)
-        assert voice is not None
+        params = model.spec.resolve(SpeechRequest(id="1", text="Hello.", **fields), {"me": digest})
+        request, asked = Request(params, [], None, Playback(0.0)), other if name == "registered" else voices
+        asked.ask(request)
         other.load(digest, data)
-        found[name] = voice.result().primed[PRIMED].tensors
+        if request in asked.awaiting:
+            asked.attach(request)
+        assert request.voice is not None
+        found[name] = request.voice.primed[PRIMED].tensors
     assert len(found["given"]) == len(model.codec.decoder.layout) + 1
     for registered, given in zip(found["registered"], found["given"], strict=True):
         assert torch.equal(registered, given)

@@ -1,0 +1,301 @@
+"""The requests of an engine: moves each on from segment to segment, and turns the results of ticks into events.
+
+Depends on no model; makes no plan.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from sonoro.core.errors import EngineError, InvalidRequest, border
+from sonoro.core.events import Word
+from sonoro.core.types import AudioChunk, Event, Failed, Finished, FinishReason, ModelSpec
+from sonoro.engine.prompts import Prompts
+from sonoro.engine.request import Progress, Request
+from sonoro.engine.runner import Decoded, Launched, Runner
+from sonoro.engine.scheduler import Plan, Scheduler
+from sonoro.engine.voices import Voices
+
+logger = logging.getLogger(__name__)
+
+_OPEN = nullcontext()
+
+
+class Output:
+    """The `events` of requests: takes frames and audio, and makes chunks, words and ends of them."""
+
+    def __init__(self, spec: ModelSpec, clock_s: Callable[[], float]) -> None:
+        self._spec, self.clock_s = spec, clock_s
+        self.events: list[Event] = []
+        self.broken_samples = 0
+        """Non-finite samples so far; they are sent as silence."""
+
+    def take_events(self) -> list[Event]:
+        """The events since the last call."""
+        events, self.events = self.events, []
+        return events
+
+    def take_step(
+        self, request: Request, length: int, attention: npt.NDArray[np.float32] | None, *, is_over: bool
+    ) -> None:
+        """Take the `length` of the segment of `request` in frames, and the `attention` [H, W] of the newest.
+
+        `is_over`: the model has ended the segment.
+        """
+        progress = request.progress
+        if request.words is not None and attention is not None and length > progress.length:
+            request.words.see(attention, length)
+        progress.length, progress.is_done = length, is_over or length >= progress.limit
+        if request.retry is not None:
+            request.retry.watch(self._spec.frame_s, is_over=is_over)
+
+    def take_audio(self, request: Request, decoded: Decoded, at: int, now_s: float) -> None:
+        """Send the audio of batch index `at` of a codec launch, without its padding columns.
+
+        The audio is held back instead while its segment may still be spoken again.
+        """
+        progress = request.progress
+        count = min(decoded.frames, progress.length - progress.decoded - progress.held_frames)
+        assert count >= 0
+        if not count:
+            return
+        self._count_broken(request, int(decoded.broken[at]))
+        pcm = decoded.pcm_of(at, count)
+        if request.words is not None:
+            request.words.hear(pcm)
+        if request.audio_frames + progress.held_frames == 0:
+            pcm = pcm[2 * self._spec.lead_in :]
+        progress.held.append((pcm, count))
+        if request.words is not None and request.live is None and progress.is_drained:
+            request.words.end()
+        if request.keeps_frames:
+            progress.frames.append(decoded.frames_of(at, count))
+        if request.retry is None or not request.retry.holds_back:
+            self.send_held(request, now_s)
+
+    def send_held(self, request: Request, now_s: float) -> None:
+        """Send the held chunks."""
+        spec = self._spec
+        for pcm, frames in request.progress.held:
+            index = request.playback.chunks
+            request.count_sent(frames, now_s, len(pcm) / 2 / spec.sample_rate)
+            characters = request.characters(spec.frame_s)
+            words = self._words(request, request.audio_frames * spec.frame_s - spec.lead_in_s)
+            self.events.append(
+                AudioChunk(request_id=request.params.id, index=index, pcm=pcm, characters=characters, words=words)
+            )
+        request.progress.held = []
+
+    def finish(self, request: Request, reason: FinishReason) -> None:
+        """Send the end of `request`."""
+        characters = request.text_length if reason == "stop" else request.characters(self._spec.frame_s)
+        self.events.append(
+            Finished(
+                request_id=request.params.id,
+                reason=reason,
+                frames=request.audio_frames,
+                characters=characters,
+                timings=request.playback.timings(self.clock_s()),
+                words=self._words(request),
+                faults=() if request.words is None else tuple(request.words.faults),
+            )
+        )
+
+    def fail(self, request: Request, error: Exception) -> None:
+        """Send the failure of `request`."""
+        self.events.append(Failed.of(request.params.id, error))
+
+    def _count_broken(self, request: Request, samples: int) -> None:
+        """Count non-finite `samples`; warn of the first, and again each time the total has doubled."""
+        total = self.broken_samples + samples
+        if total.bit_length() > self.broken_samples.bit_length():
+            logger.warning("event=samples_not_finite request=%s samples=%d total=%d", request.params.id, samples, total)
+        self.broken_samples = total
+
+    def _words(self, request: Request, until_s: float | None = None) -> tuple[Word, ...] | None:
+        """The words to report next, up to `until_s`; None if the request does not ask for words."""
+        return request.words.take(until_s) if request.params.with_words and request.words is not None else None
+
+
+class Lifecycle:
+    """The `requests` of an engine by id: queues their segments, takes the results, and ends them.
+
+    An error of one request fails that request alone. Call it with the runner `active`, except `cancel`.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        scheduler: Scheduler,
+        prompts: Prompts,
+        voices: Voices,
+        output: Output,
+    ) -> None:
+        self._runner, self._scheduler, self._prompts, self._voices = runner, scheduler, prompts, voices
+        self._output = output
+        self.requests: dict[str, Request] = {}
+        self.preemptions = 0
+        """Preemptions so far: requests that lost their slot for want of pages, before any audio was sent."""
+
+    @property
+    def paused(self) -> int:
+        """Requests that are paused, with a slot or without."""
+        return sum(request.is_paused for request in self.requests.values())
+
+    def queue(self, request: Request) -> None:
+        """Queue the next segment of `request`, park it if the text has not come, or finish it if none is left.
+
+        Raises `InvalidRequest` if nothing in the text can be spoken, and what making the prompt raises.
+        """
+        if request.live is not None:
+            request.live.advance(request.index)
+        segment = request.segment
+        if segment is None and request.has_text_to_come:
+            self._scheduler.park(request)
+        elif segment is None and request.segments:
+            self._finish(request, "stop")
+        elif segment is None:
+            raise InvalidRequest("text", f"{request.text_length} characters", "nothing in it can be spoken")
+        elif request.progress.prompt is None:
+            self._prompts.prepare(request, segment)
+            self._scheduler.add(request)
+        else:
+            self._prompts.extend_live(request, segment)
+
+    def queue_with_voice(self) -> None:
+        """Queue one request whose voice has been encoded. One per tick: cutting a long reference takes milliseconds."""
+        request = next((request for request, voice in self._voices.awaiting.items() if voice.done()), None)
+        if request is not None:
+            with self._border(request):
+                self._voices.attach(request)
+                self.queue(request)
+
+    def add_text(self, request: Request, text: str, *, is_last: bool) -> None:
+        """Add `text` to a live request, or end its text if `is_last`. An error fails the request."""
+        with self._border(request):
+            if request.live is None:
+                raise InvalidRequest("text", text, "only a live request takes more text")
+            request.live.append(text)
+            if request.words is not None:
+                request.words.append(text)
+            if is_last:
+                request.live.end()
+            if request not in self._voices.awaiting:
+                with self._runner.active():
+                    self.queue(request)
+
+    def cancel(self, request: Request) -> None:
+        """End `request` with the reason `cancelled`, or with an error if its words cannot be found."""
+        with self._border_of_words(request):
+            if request.words is not None and (request.retry is None or not request.retry.holds_back):
+                request.words.stop()
+            self._reset(request)
+            self._finish(request, "cancelled")
+
+    def begin_anew(self, request: Request, slot: int) -> None:
+        """Queue the segment of `request` again after it was preempted from `slot`; none of its audio was sent."""
+        request.progress = Progress()
+        self.preemptions += 1
+        with self._border(request):
+            self._runner.reset([slot])
+            self.queue(request)
+
+    def note_launch(self, plan: Plan, launched: Launched) -> None:
+        """Fail the requests of `plan` whose launch raised, and cache the prompt prefixes of the others."""
+        for request, error in launched.failed.items():
+            self._fail(request, error)
+        self._scheduler.cache_prefixes(request for request in plan.admit if request not in launched.failed)
+
+    def collect(self, launched: Launched) -> None:
+        """Wait for a tick's results, take lengths and audio, then advance the requests whose segment is drained."""
+        try:
+            launched.entry.wait()
+            now_s = self._output.clock_s()
+            # Plain Python numbers: reading numpy scalars one by one takes three times as long.
+            lengths, done = launched.length.tolist(), launched.done.tolist()
+            for at, (item, length, is_done) in enumerate(zip(launched.stepped, lengths, done, strict=True)):
+                if item.is_current and not item.request.progress.is_broken_off:
+                    attention = None if launched.attention is None else launched.attention[at]
+                    with self._border_of_words(item.request):
+                        self._output.take_step(item.request, length, attention, is_over=is_done)
+            for decoded in launched.decoded:
+                for at, item in enumerate(decoded.items):
+                    if item.is_current:
+                        with self._border_of_words(item.request):
+                            self._output.take_audio(item.request, decoded, at, now_s)
+        finally:
+            launched.entry.release()
+        for request in [request for request in self._scheduler.running if request.progress.is_drained]:
+            with self._border_of_words(request):
+                self._advance(request)
+
+    def abandon(self, in_flight: deque[Launched], cause: BaseException | None) -> None:
+        """Fail every request that holds a slot and drop the results `in_flight`, after `cause` has broken off a tick:
+        the state of the device is unknown."""
+        error = EngineError(f"the engine's tick was broken off by {type(cause).__name__}: {cause}")
+        self._scheduler.pages.clear_cache()
+        while in_flight:
+            in_flight.popleft().entry.release()
+        for request in list(self._scheduler.running):
+            self._fail(request, error)
+
+    def _advance(self, request: Request) -> None:
+        """Release the slot of a drained segment and queue the next segment or attempt, or finish the request."""
+        if request.live is not None:
+            request.live.close(request.index)
+        if request.live is not None or request.progress.is_broken_off:
+            # The device may still count the slot as running: it does not know a tightened limit or a broken-off end.
+            self._reset(request)
+        if request.words is not None:
+            # `take_audio` has not ended the words of a live segment, of one broken off, or of one without a new frame.
+            request.words.end()
+        is_again = request.retry is not None and request.retry.settle()
+        if not is_again:
+            self._output.send_held(request, self._output.clock_s())
+            if (reason := request.finish_reason) is not None:
+                self._finish(request, reason)
+                return
+        frames = self._runner.join(request.progress.frames)
+        self._scheduler.release(request)
+        with self._border(request):
+            if is_again:
+                request.progress = Progress()
+            else:
+                request.next_segment(frames)
+            self.queue(request)
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        self._forget(request)
+        self._output.finish(request, reason)
+
+    def _fail(self, request: Request, error: Exception) -> None:
+        self._reset(request)
+        self._forget(request)
+        self._output.fail(request, error)
+
+    def _reset(self, request: Request) -> None:
+        """Reset the slot of a request that ends before the device has set its done flag."""
+        if request.allocation is not None:
+            self._runner.reset([request.allocation.slot])
+
+    def _forget(self, request: Request) -> None:
+        if request in self._voices.awaiting:
+            self._voices.forget(request)
+        else:
+            self._scheduler.release(request)
+        del self.requests[request.params.id]
+
+    def _border(self, request: Request) -> AbstractContextManager[None]:
+        """A context in which an exception fails `request` alone."""
+        return border(partial(self._fail, request))
+
+    def _border_of_words(self, request: Request) -> AbstractContextManager[None]:
+        """The `_border` of a request whose words are followed, as mapping its text may raise; else nothing."""
+        return _OPEN if request.words is None else self._border(request)
