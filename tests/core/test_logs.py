@@ -2,10 +2,14 @@
 
 import json
 import logging
+import os
 import re
+import subprocess
+import subprocess
 import sys
 
 import pytest
+from guard import GUARD_S
 
 from sonoro.core.logs import LineFormatter, configure_logging, log_event
 
@@ -86,3 +90,33 @@ def test_others_are_not_debugged(capsys: pytest.CaptureFixture[str], monkeypatch
     log_event(logging.getLogger("sonoro.server"), logging.DEBUG, "request", {"id": "a", "status": 200})
     (line,) = capsys.readouterr().err.splitlines()
     assert (json.loads(line)["id"], json.loads(line)["status"]) == ("a", 200)
+
+
+WRITER = """
+import logging, sys, time
+from sonoro.core.logs import configure_logging
+configure_logging(logging.INFO)
+logger = logging.getLogger("sonoro.test")
+for number in range(3000):
+    logger.info("event=counted number=%d text=%s", number, "a" * 200)
+print("done", flush=True)
+while not sys.stdin.readline():
+    time.sleep(0.01)
+while logging.getLogger().handlers[0]._outlet._waiting:
+    logger.info("event=last text=%s", "b" * 10_000)
+    time.sleep(0.01)
+"""
+
+
+def test_a_log_that_nobody_reads_stops_nobody_and_says_what_it_lost() -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", WRITER], stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0) as writer:
+        assert writer.stdout
+        assert writer.stdout.readline() == b"done\n"
+        _, read = writer.communicate(b"\n", timeout=GUARD_S)
+    lines = read.decode().splitlines()
+    numbers = [int(number) for number in re.findall(r"number=(\d+)", read.decode())]
+    assert numbers == list(range(len(numbers)))
+    lost = int(lines[-1].rpartition("event=log_dropped lines=")[2])
+    assert lost >= 3000 - len(numbers) > 1000
+    assert lines[-2].endswith("b" * 10_000)

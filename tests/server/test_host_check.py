@@ -1,5 +1,6 @@
 """By which names a server may be asked, so that no page whose name was made to point at it is taken for its own."""
 
+import asyncio
 import dataclasses
 import json
 
@@ -28,7 +29,9 @@ FOREIGN = [
 ]
 
 
-def status(config: ServerConfig, host: str | None, origin: str | None = None, kind: str = "http") -> int:
+def status(
+    config: ServerConfig, host: str | None, origin: str | None = None, kind: str = "http", path: str = "/"
+) -> int:
     """How a server of that configuration answers."""
     statuses: list[int] = []
 
@@ -44,7 +47,11 @@ def status(config: ServerConfig, host: str | None, origin: str | None = None, ki
 
     given = {"host": host, "origin": origin}
     headers = [(name.encode(), value.encode()) for name, value in given.items() if value is not None]
-    run(HostCheck(application, config)({"type": kind, "headers": headers}, receive, send))
+    run(
+        HostCheck(application, config)(
+            {"type": kind, "path": path, "raw_path": path.encode(), "headers": headers}, receive, send
+        )
+    )
     (answered,) = statuses
     return answered
 
@@ -115,5 +122,37 @@ def test_no_path_and_no_session_is_open_to_a_name_that_is_not_the_servers() -> N
             assert refused.value.response.status_code == 403
             assert json.loads(refused.value.response.body)["error"]["code"] == "foreign_host"
             assert (await server.speak()).status_code == 200
+
+    run(ask())
+
+
+@pytest.mark.parametrize("allowed", [(), ("speech.example",)])
+def test_probes_may_name_the_address_of_a_pod(allowed: tuple[str, ...]) -> None:
+    """Kubernetes restarts a pod whose probes are refused, for ever."""
+    config = ServerConfig(host="0.0.0.0" if allowed else "127.0.0.1", allowed_hosts=allowed)
+    for path in ("/health", "/ready", "/metrics"):
+        assert status(config, "10.1.2.3:8000", path=path) == 200
+        assert status(config, "[fd00::8]:8000", path=path) == 200
+        assert status(config, "10.1.2.3:8000", "http://evil.example", path=path) == 403
+        assert status(config, "evil.example", path=path) == 403
+    assert status(config, "10.1.2.3:8000", path="/v1/models") == 403
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_url_as_target_names_host_and_path() -> None:
+    async def ask() -> None:
+        async with serving() as server:
+            host, port = server.url.removeprefix("http://").split(":")
+            for target, status in (
+                (f"{server.url}/health", 200),
+                ("HTTP://LOCALHOST/health", 200),
+                ("http://evil.example/v1/models", 403),
+                (f"{server.url}/none", 404),
+                (f"{server.url}", 200),
+            ):
+                reader, writer = await asyncio.open_connection(host, int(port))
+                writer.write(f"GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+                assert (await reader.read()).split()[1] == b"%d" % status, target
+                writer.close()
 
     run(ask())

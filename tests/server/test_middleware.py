@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 import signal
@@ -14,6 +15,8 @@ from engine_processes import children, nothing_left, run, until
 from guard import GUARD_S
 from server_processes import SETTINGS, Server, serving
 
+from sonoro.server.app import BACKLOG, LoopErrors
+from sonoro.server.config import ServerConfig
 from sonoro.server.listening import SEND_BUFFER_BYTES, listen
 
 __all__ = ["nothing_left"]
@@ -245,3 +248,46 @@ def test_a_request_keeps_the_id_its_client_gave_if_it_is_sane() -> None:
             assert [answer.status_code for answer in await asyncio.gather(*twins)] == [200, 200]
 
     run(ask())
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_idle_connections_beyond_the_budget_are_closed_the_oldest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sonoro.server.middleware.MAX_IDLE", 3)
+
+    async def ask() -> None:
+        async with serving() as server:
+            await server.http.aclose()
+            host, port = server.url.removeprefix("http://").split(":")
+            sockets = [await asyncio.open_connection(host, int(port)) for _ in range(3)]
+            for reader, writer in (sockets[1], sockets[0]):
+                writer.write(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+                assert await reader.readuntil(b"alive") is not None
+            sockets += [await asyncio.open_connection(host, int(port)) for _ in range(2)]
+            for gone in (2, 1):
+                assert await asyncio.wait_for(sockets[gone][0].read(1), GUARD_S) in (b"", b'"')
+            for kept in (0, 3, 4):
+                sockets[kept][1].write(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+                assert b"alive" in await sockets[kept][0].readuntil(b"alive")
+            for _, writer in sockets:
+                writer.close()
+
+    run(ask())
+
+
+def test_a_pool_may_keep_an_idle_connection_for_a_minute() -> None:
+    assert ServerConfig().keep_alive_timeout_s == 75
+
+
+def test_without_file_descriptors_one_line_is_logged_a_second(caplog: pytest.LogCaptureFixture) -> None:
+    async def fail() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(LoopErrors())
+        full = OSError(errno.EMFILE, "Too many open files")
+        for _ in range(100):
+            loop.call_exception_handler({"message": "socket.accept() out of system resource", "exception": full})
+        assert [record.getMessage() for record in caplog.records] == ["event=not_accepted reason='Too many open files'"]
+        loop.call_exception_handler({"message": "a defect", "exception": ValueError()})
+        assert caplog.records[-1].getMessage() == "a defect"
+
+    run(fail())
+    assert BACKLOG <= 512

@@ -87,6 +87,7 @@ def test_what_is_wrong_with_an_upload_is_refused_by_name() -> None:
                 (None, {"name": ""}, 400, "name"),
                 (None, {"name": "../anna"}, 400, "name"),
                 (None, {"name": "a b"}, 400, "name"),
+                (None, {"name": "\N{KELVIN SIGN}ate"}, 400, "name"),
                 (None, {"name": "a" * 65}, 400, "name"),
                 (None, {"name": "low"}, 400, "name"),
                 (None, {"name": "b", "ref_text": ""}, 400, "ref_text"),

@@ -5,9 +5,13 @@ Messages are written as `event=NAME key=value ...`; the keys become those of the
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
 import re
+import select
+import stat
 import sys
 import traceback
 from collections.abc import Mapping
@@ -20,6 +24,8 @@ _FIELD = re.compile(r"(?P<key>\w+)=(?P<value>\S+)")
 _PLACE = re.compile(r"%[-+ #0]*[\d.]*[a-z]")
 _UNWORDLY = re.compile(r'[\s"=]')
 _OURS = "sonoro"
+
+MAX_WAITING_BYTES = 2**18
 
 _GIVEN = "sonoro_fields"
 """The attribute of a record with its fields as given to `log_event`, so that the message need not be parsed."""
@@ -88,6 +94,86 @@ def _traceback(error: BaseException, *, is_told: bool) -> str:
     return "".join(traceback.format_tb(error.__traceback__)) + type(error).__name__
 
 
+class Outlet:
+    """Writes to `stream` and never waits for its reader: up to `MAX_WAITING_BYTES` wait for the next `write`, what is
+    beyond is dropped and counted in `dropped`. It has no thread, so a process may end at once after a write."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._file = stream, _file_of(stream)
+        self._waiting, self.dropped = bytearray(), 0
+
+    @property
+    def has_room(self) -> bool:
+        return not self._waiting
+
+    def write(self, text: str) -> None:
+        if self._file is None:
+            self._stream.write(text)
+            self._stream.flush()
+            return
+        data = text.encode(errors="backslashreplace")
+        self._send(self._file)
+        if len(self._waiting) + len(data) <= MAX_WAITING_BYTES:
+            self._waiting += data
+            self._send(self._file)
+        else:
+            self.dropped += 1
+
+    def _send(self, file: int) -> None:
+        poll = select.poll()
+        poll.register(file, select.POLLOUT)
+        try:
+            while self._waiting and poll.poll(0):
+                # A pipe that polls as writable has room for PIPE_BUF.
+                del self._waiting[: os.write(file, self._waiting[: select.PIPE_BUF])]
+        except BlockingIOError:
+            pass  # another process has filled the pipe since
+        except OSError:
+            self._waiting.clear()  # its reader is gone
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def _file_of(stream: TextIO) -> int | None:
+    """A file descriptor of its own for the file of `stream`, None without one: a pipe is opened again, as writes to it
+    can then be made not to block without a change for other processes."""
+    try:
+        file = stream.fileno()
+        if stat.S_ISFIFO(os.fstat(file).st_mode):
+            with contextlib.suppress(OSError):  # there is no /proc, or the pipe is another user's
+                return os.open(f"/proc/self/fd/{file}", os.O_WRONLY | os.O_NONBLOCK)
+        return os.dup(file)
+    except (OSError, AttributeError, ValueError):
+        return None
+
+
+class LineHandler(logging.Handler):
+    """Writes a line for each record through an `Outlet`, and how many were dropped once there is room again."""
+
+    def __init__(self, stream: TextIO, formatter: LineFormatter) -> None:
+        super().__init__()
+        self.setFormatter(formatter)
+        self._outlet = Outlet(stream)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._outlet.write(self.format(record) + "\n")
+            if self._outlet.dropped and self._outlet.has_room:
+                fields = {"msg": "event=log_dropped lines=%d", "args": (self._outlet.dropped,)}
+                told = logging.makeLogRecord({**fields, "levelno": logging.WARNING, "levelname": "WARNING"})
+                self._outlet.dropped = 0
+                self._outlet.write(self.format(told) + "\n")
+        except Exception:
+            self.handleError(record)
+
+    def close(self) -> None:
+        self._outlet.close()
+        super().close()
+
+
 def configure_logging(level: int, *, is_json: bool = False, stream: TextIO | None = None) -> None:
     """Log `level` and above to stderr (or `stream`); from other packages only warnings and above.
 
@@ -97,9 +183,9 @@ def configure_logging(level: int, *, is_json: bool = False, stream: TextIO | Non
     root = logging.getLogger()
     if any(not isinstance(handler.formatter, LineFormatter) for handler in root.handlers):
         return
-    handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(LineFormatter(is_json=is_json))
-    root.handlers = [handler]
+    for handler in root.handlers:
+        handler.close()
+    root.handlers = [LineHandler(stream or sys.stderr, LineFormatter(is_json=is_json))]
     root.setLevel(max(level, logging.WARNING))
     logging.getLogger(_OURS).setLevel(level)
 

@@ -5,11 +5,14 @@ Engines start in the background: the server is alive at once, and ready when the
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import gc
+import logging
 import math
 import socket
 from collections.abc import Callable
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
@@ -34,6 +37,11 @@ from sonoro.server.speech import speech_routes
 from sonoro.server.voices import voice_routes
 from sonoro.server.websocket import WebSocketConnection
 from sonoro.transport.fleet import Fleet
+
+logger = logging.getLogger(__name__)
+
+BACKLOG = 512
+"""Connections that may wait to be accepted; as many are accepted at once."""
 
 GARBAGE_OBJECTS = 20_000
 """The first threshold of Python's garbage collector, in place of its default of 700 or 2,000 objects."""
@@ -118,6 +126,7 @@ def uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
         loop="asyncio",
         http=connection(config.head_timeout_s),
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        backlog=BACKLOG,
         ws=WebSocketConnection,
         ws_max_size=config.max_body_bytes,
         ws_ping_interval=20.0,
@@ -131,6 +140,22 @@ def uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
         timeout_keep_alive=config.keep_alive_timeout_s,
         timeout_graceful_shutdown=math.ceil(config.shutdown_timeout_s),
     )
+
+
+class LoopErrors:
+    """The event loop's handler of errors, with one line a second where connections cannot be accepted for want of file
+    descriptors: the loop reports each of `BACKLOG` tries."""
+
+    def __init__(self) -> None:
+        self._told_s = -math.inf
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if not isinstance(error, OSError) or "accept" not in context["message"]:
+            loop.default_exception_handler(context)
+        elif loop.time() >= self._told_s + 1:
+            self._told_s = loop.time()
+            logger.error("event=not_accepted reason=%r", error.strerror)
 
 
 async def serve(client: Fleet, config: ServerConfig, sock: socket.socket) -> None:
@@ -150,6 +175,7 @@ async def serve(client: Fleet, config: ServerConfig, sock: socket.socket) -> Non
     gc.collect()
     gc.freeze()
     gc.set_threshold(GARBAGE_OBJECTS)
+    asyncio.get_running_loop().set_exception_handler(LoopErrors())
     await server.serve(sockets=[sock])
     if failures:
         raise failures[0]

@@ -57,7 +57,7 @@ class ServerConfig(Settings):
     max_sessions: int = setting(1024, "WebSocket sessions at once", 0, 100_000)
     max_queue_wait_ms: int = setting(5000, "how long a request waits before it is refused", 0, 600_000)
     head_timeout_s: float = setting(10.0, "how long the head of a request may take to arrive", 0.01, 3600)
-    keep_alive_timeout_s: int = setting(5, "how long a connection may idle between requests", 1, 3600)
+    keep_alive_timeout_s: int = setting(75, "how long a connection may idle between requests", 1, 3600)
     body_timeout_s: float = setting(30.0, "how long the body of a request may take to arrive", 0.01, 3600)
     slow_reader_timeout_s: float = setting(60.0, "how long a client may read nothing of its response", 0.01, 3600)
     session_idle_timeout_s: float = setting(60.0, "how long a session may be idle", 0.01, 3600)

@@ -17,7 +17,8 @@ import struct
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
-from typing import Any, cast
+from typing import Any, ClassVar, cast
+from urllib.parse import unquote
 
 import h11
 from fastapi import Request
@@ -54,21 +55,30 @@ READ_BYTES = 8192
 
 MAX_HEAD_BYTES = 16 * 1024
 
+MAX_IDLE = 512
+"""Connections without a request; beyond them the one that has idled longest is closed."""
+
 _PROBES = ("/", "/playground/{name}", "/health", "/ready", "/metrics")
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 _AUTHORITY = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[^\[\]:/?#@\s]+)(:(?P<port>\d*))?", re.IGNORECASE)
+_BY_ADDRESS = ("/health", "/ready", "/metrics")
+"""Paths that may be asked for by any address: orchestrators do so, while a page whose name was made to point at this
+server can send that name alone."""
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 _ANY = "*"
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
 
 
 class Connection(H11Protocol):
-    """uvicorn's HTTP protocol with `head_timeout_s` for each request head, and for the rest of a refused body.
+    """uvicorn's HTTP protocol with `head_timeout_s` for each request head, and for the rest of a refused body, and with at
+    most `MAX_IDLE` idle connections.
 
     uvicorn itself has a timeout only after a response: none for the first request, or for a head that trickles in.
     """
 
     head_timeout_s = 10.0
+    idle: ClassVar[dict[Connection, None]]
+    """Connections without a request, the longest idle first."""
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -83,9 +93,15 @@ class Connection(H11Protocol):
             self._watch()
         else:
             self._unwatch()
+            self.idle.pop(self, None)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._note_idle()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unwatch()
+        self.idle.pop(self, None)
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
@@ -113,9 +129,20 @@ class Connection(H11Protocol):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.transport.abort()
 
+    @property
+    def _has_request(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _note_idle(self) -> None:
+        self.idle.pop(self, None)
+        if not self._has_request and self.transport.get_protocol() is self:
+            self.idle[self] = None
+            if len(self.idle) > MAX_IDLE:
+                next(iter(self.idle)).transport.close()
+
     def _watch(self) -> None:
-        is_answering = self.cycle is not None and not self.cycle.response_complete
-        if is_answering or self.transport.is_closing():
+        self._note_idle()
+        if self._has_request or self.transport.is_closing():
             self._unwatch()
         elif self._deadline is None:
             self._deadline = self.loop.call_later(self.head_timeout_s, self.transport.abort)
@@ -128,7 +155,7 @@ class Connection(H11Protocol):
 
 def connection(head_timeout_s: float) -> type[asyncio.Protocol]:
     """A subclass of `Connection` with that limit, for uvicorn."""
-    return type("Connection", (Connection,), {"head_timeout_s": head_timeout_s})
+    return type("Connection", (Connection,), {"head_timeout_s": head_timeout_s, "idle": {}})
 
 
 class RequestIds:
@@ -201,7 +228,7 @@ class HostCheck:
     the same origin as this server; only the `Host` header tells them apart.
 
     A `Host` must be one of `allowed_hosts`, or what the server is bound to; it may be any if the server is bound to all
-    addresses and no names are given. An `Origin` must match the `Host`, `allowed_hosts` (a proxy may have changed the
+    addresses and no names are given. Probes may name any address. An `Origin` must match the `Host`, `allowed_hosts` (a proxy may have changed the
     `Host`) or `cors_origins`. Browsers always send one of the two; requests without them pass.
     """
 
@@ -211,7 +238,10 @@ class HostCheck:
         self._hosts = self._given | _bound_to(config.host, is_named=bool(self._given))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refused = self._refusal(scope, Headers(scope=scope)) if scope["type"] in ("http", "websocket") else None
+        refused = None
+        if scope["type"] in ("http", "websocket"):
+            _take_host_of_target(scope)
+            refused = self._refusal(scope, Headers(scope=scope))
         if refused is None:
             await self._app(scope, receive, send)
             return
@@ -224,7 +254,7 @@ class HostCheck:
             refused = plain_refusal(400, "Transfer-Encoding with Content-Length, or in HTTP/1.0", "http")
             return dataclasses.replace(refused, headers={"Connection": "close"})
         host, origin = headers.get("host"), headers.get("origin")
-        if host is not None and _ANY not in self._hosts and _name(host) not in self._hosts:
+        if host is not None and not self._is_own(_name(host), scope.get("path")):
             return refusal(ForeignHost("the Host is not a name of this server; allowed_hosts lists them"))
         if origin is None or origin in self._origins or _ANY in self._origins:
             return None
@@ -233,6 +263,9 @@ class HostCheck:
         if is_own or _name(authority) in self._given - {_ANY, ""}:
             return None
         return refusal(ForeignOrigin("pages of this origin may not call this server; see cors_origins"))
+
+    def _is_own(self, name: str, path: str | None) -> bool:
+        return _ANY in self._hosts or name in self._hosts or (path in _BY_ADDRESS and _is_address(name))
 
 
 class Budget:
@@ -300,6 +333,23 @@ def _name(authority: str) -> str:
     """The host of "host:port" in lower case; "" if it is malformed."""
     found = _AUTHORITY.fullmatch(authority)
     return found["name"].strip("[]").rstrip(".").lower() if found else ""
+
+
+def _is_address(name: str) -> bool:
+    try:
+        return bool(ipaddress.ip_address(name))
+    except ValueError:
+        return False
+
+
+def _take_host_of_target(scope: Scope) -> None:
+    """Take host and path from a request target that is a URL, which counts before the `Host` (RFC 9112, 3.2.2)."""
+    scheme, slashes, rest = scope.get("raw_path", b"").partition(b"://")
+    if slashes and scheme.lower() in (b"http", b"https"):
+        host, _, path = rest.partition(b"/")
+        others = [header for header in scope["headers"] if header[0] != b"host"]
+        scope |= {"raw_path": b"/" + path, "path": "/" + unquote(path.decode("ascii"))}
+        scope["headers"] = [(b"host", host), *others]
 
 
 def _with_port(authority: str, scheme: str) -> str:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from sonoro.core.errors import ConfigError
+from sonoro.core.logs import Outlet
 from sonoro.core.types import ModelSpec
 from sonoro.transport.messages import Ready
 
@@ -100,7 +101,7 @@ class ProcessOutput:
     def __init__(self) -> None:
         self._read_end, self.write_end = os.pipe()
         os.set_blocking(self._read_end, False)
-        self._decoder = getincrementaldecoder("utf-8")(errors="replace")
+        self._decoder, self._outlet = getincrementaldecoder("utf-8")(errors="replace"), Outlet(sys.stderr)
         self._tail = ""
         self._is_open = True
         asyncio.get_running_loop().add_reader(self._read_end, self._forward)
@@ -137,7 +138,7 @@ class ProcessOutput:
             self._tail = (self._tail + text)[-4096:]
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 # A closed or missing stderr is no reason to fail.
-                sys.stderr.write(text)
+                self._outlet.write(text)
             if not data:
                 self._stop()
                 return
@@ -145,4 +146,5 @@ class ProcessOutput:
     def _stop(self) -> None:
         asyncio.get_running_loop().remove_reader(self._read_end)
         os.close(self._read_end)
+        self._outlet.close()
         self._is_open = False
