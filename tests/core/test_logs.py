@@ -2,9 +2,7 @@
 
 import json
 import logging
-import os
 import re
-import subprocess
 import subprocess
 import sys
 

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from sonoro.core.errors import InvalidRequest, SonoroError
 from sonoro.core.logs import log_event
 from sonoro.core.types import Finished
-from sonoro.server.bodies import json_bytes
+from sonoro.server.bodies import HeldAudio, json_bytes
 from sonoro.server.errors import Answers, AnswerTooLarge, SlowReader, refusal, refusals
 from sonoro.server.keys import Caller
 from sonoro.server.schemas import BatchBody, SpeechBody, object_of, parse, request_body
@@ -185,8 +185,7 @@ async def _attempt(
             result = await _speak(service, item, await _validated(service, item, name, caller), arrived_s)
     except SonoroError as error:
         return False, msgspec.json.encode({"status": "error", **refusal(error).body})
-    # Encoded item by item: all at once would block the event loop (150 ms for 220 s of PCM).
-    return True, msgspec.json.encode({"status": "success", **result})
+    return True, result
 
 
 async def _validated(service: Service, item: Item, name: str, caller: Caller) -> Speech:
@@ -200,9 +199,10 @@ async def _validated(service: Service, item: Item, name: str, caller: Caller) ->
         raise
 
 
-async def _speak(service: Service, item: Item, speech: Speech, arrived_s: float) -> dict[str, Any]:
+async def _speak(service: Service, item: Item, speech: Speech, arrived_s: float) -> bytes:
+    """Speak `item`; return its result in JSON."""
     observation = service.speech.observe(item.body.speed, arrived_s)
-    reason, audio = DISCONNECTED, bytearray()
+    reason, audio = DISCONNECTED, HeldAudio(item.body.response_format, item.audio_bytes)
     try:
         async with contextlib.aclosing(
             encoded_audio(speech, service.client, service.speech.gate, observation)
@@ -210,21 +210,19 @@ async def _speak(service: Service, item: Item, speech: Speech, arrived_s: float)
             async for part in parts:
                 if isinstance(part, Finished):
                     reason = part.reason
-                    return {
-                        "audio_data": audio,
+                    facts = {
+                        "status": "success",
                         "media_type": speech.encoding.encoder.content_type,
                         "sample_rate": speech.encoding.encoder.rate,
                         "finish_reason": part.reason,
                         "usage": speech.usage(part),
                     }
-                if len(audio) + len(part) > item.audio_bytes:
-                    # For example numbers: few letters, many words.
-                    raise AnswerTooLarge(f"input: its audio takes more than {item.audio_bytes} bytes; ask for it alone")
-                audio += part
+                    return b"".join((b'{"audio_data":"', audio.base64(), b'",', msgspec.json.encode(facts)[1:]))
+                audio.add(part)
         raise AssertionError("a stream ends with its `Finished`")
     except SonoroError as error:
         reason = error.code
         raise
     finally:
-        facts = conclude(speech, observation, reason, is_whole=reason in ("stop", "length", "runaway"))
-        log_event(logger, logging.DEBUG, "item", {"id": speech.name, **facts})
+        ended = conclude(speech, observation, reason, is_whole=reason in ("stop", "length", "runaway"))
+        log_event(logger, logging.DEBUG, "item", {"id": speech.name, **ended})

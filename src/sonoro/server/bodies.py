@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import struct
 from typing import Any
 
 import msgspec
@@ -67,32 +68,58 @@ def told_faults(finished: Finished) -> dict[str, object]:
     return {"faults": msgspec.to_builtins(finished.faults)} if finished.faults else {}
 
 
+class HeldAudio:
+    """Encoded audio that is held until its end, in base64: encoded as it comes, since a minute at once takes 20 ms.
+    It may have `max_bytes`. The header of a WAV file then states the length."""
+
+    def __init__(self, format: str, max_bytes: int) -> None:
+        self._format, self._max_bytes, self._bytes = format, max_bytes, 0
+        self._head, self._left, self._encoded = bytearray(), b"", bytearray()
+
+    def add(self, audio: bytes) -> None:
+        """Append `audio`. Raises `AnswerTooLarge`."""
+        self._bytes += len(audio)
+        if self._bytes > self._max_bytes:
+            # For example numbers: few letters, many words.
+            limit = f"input: its audio takes more than {self._max_bytes} bytes"
+            raise AnswerTooLarge(f"{limit}; ask for it alone, with stream_format sse or audio")
+        self._head += audio[: 48 - len(self._head)] if len(self._head) < 48 else b""
+        self._left += audio
+        cut = len(self._left) // 3 * 3
+        self._encoded += base64.b64encode(self._left[:cut])
+        self._left = self._left[cut:]
+
+    def base64(self) -> bytearray:
+        """The whole in base64. Call it once."""
+        self._encoded += base64.b64encode(self._left)
+        if self._format == "wav":
+            struct.pack_into("<I", self._head, 4, self._bytes - 8)
+            struct.pack_into("<I", self._head, 40, self._bytes - 44)
+            self._encoded[:64] = base64.b64encode(self._head)
+        return self._encoded
+
+
 class JSONBody(_WordsBody):
     """One JSON object with the audio, in `format`, and the words of a text of `characters`, or of
     none by default. The audio may have `audio_bytes`; `packet` raises `AnswerTooLarge` beyond that."""
 
     def __init__(self, speed: float, format: str, audio_bytes: int, characters: int = 0) -> None:
         super().__init__(speed)
-        self._format, self._audio, self._audio_bytes = format, bytearray(), audio_bytes
+        self._format, self._audio = format, HeldAudio(format, audio_bytes)
         self.max_bytes = json_bytes(audio_bytes) + _WORD_BYTES * characters
 
     def content_type(self, audio: str) -> str:
         return "application/json"
 
     def packet(self, audio: bytes) -> bytes:
-        if len(self._audio) + len(audio) > self._audio_bytes:
-            # For example numbers: few letters, many words.
-            raise AnswerTooLarge(
-                f"input: its audio takes more than {self._audio_bytes} bytes; ask for stream_format sse or audio"
-            )
-        self._audio += audio
+        self._audio.add(audio)
         return b""
 
     def end(self, finished: Finished, usage: dict[str, int]) -> bytes:
         self._tell(finished.words)
-        audio = base64.b64encode(self._audio).decode()
         facts = {"finish_reason": finished.reason, "usage": usage, "words": self.told, **told_faults(finished)}
-        return json.dumps({"audio": audio, "format": self._format, **facts}).encode()
+        rest = json.dumps({"format": self._format, **facts}).encode()
+        return b"".join((b'{"audio": "', self._audio.base64(), b'", ', rest[1:]))
 
 
 def sse_event(data: dict[str, Any]) -> bytes:

@@ -70,8 +70,8 @@ _DEFAULT_PORTS = {"http": "80", "https": "443"}
 
 
 class Connection(H11Protocol):
-    """uvicorn's HTTP protocol with `head_timeout_s` for each request head, and for the rest of a refused body, and with at
-    most `MAX_IDLE` idle connections.
+    """uvicorn's HTTP protocol with at most `MAX_IDLE` idle connections, and `head_timeout_s` for each request head and
+    for the rest of a refused body.
 
     uvicorn itself has a timeout only after a response: none for the first request, or for a head that trickles in.
     """
@@ -228,8 +228,9 @@ class HostCheck:
     the same origin as this server; only the `Host` header tells them apart.
 
     A `Host` must be one of `allowed_hosts`, or what the server is bound to; it may be any if the server is bound to all
-    addresses and no names are given. Probes may name any address. An `Origin` must match the `Host`, `allowed_hosts` (a proxy may have changed the
-    `Host`) or `cors_origins`. Browsers always send one of the two; requests without them pass.
+    addresses and no names are given. Probes may name any address. An `Origin` must match the `Host`, `allowed_hosts`
+    (a proxy may have changed the `Host`) or `cors_origins`. Browsers always send one of the two; requests without them
+    pass.
     """
 
     def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
@@ -348,8 +349,8 @@ def _take_host_of_target(scope: Scope) -> None:
     if slashes and scheme.lower() in (b"http", b"https"):
         host, _, path = rest.partition(b"/")
         others = [header for header in scope["headers"] if header[0] != b"host"]
-        scope |= {"raw_path": b"/" + path, "path": "/" + unquote(path.decode("ascii"))}
-        scope["headers"] = [(b"host", host), *others]
+        origin_form = {"raw_path": b"/" + path, "path": "/" + unquote(path.decode("ascii"))}
+        scope.update(origin_form, headers=[(b"host", host), *others])
 
 
 def _with_port(authority: str, scheme: str) -> str:

@@ -135,8 +135,10 @@ class Speech:
 
     @property
     def headers(self) -> dict[str, str]:
-        kind = self.body.content_type(self.encoding.encoder.content_type)
-        return {"content-type": kind, "x-sample-rate": str(self.encoding.encoder.rate), "cache-control": "no-store"}
+        kind, rate = self.body.content_type(self.encoding.encoder.content_type), self.encoding.encoder.rate
+        # nginx, which otherwise holds back what it has not filled a buffer with, passes this on as it comes.
+        streamed = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        return {"content-type": kind, "x-sample-rate": str(rate), **streamed}
 
     def usage(self, finished: Finished) -> dict[str, int]:
         """Characters in and frames out, as OpenAI's token counts."""
