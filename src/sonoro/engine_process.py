@@ -17,8 +17,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.machinery import ModuleSpec
 from typing import NoReturn
@@ -71,7 +70,8 @@ def main() -> NoReturn:
     standby = Standby() if may_stand_by(wanted) else None
     threading.Thread(target=_die_with, args=(int(parent), endpoint), daemon=True).start()
     sys.setswitchinterval(_SWITCH_S)
-    with contextlib.closing(WorkerLink(endpoint)) as link, _encoder() as executor:
+    executor = ThreadPoolExecutor(1, thread_name_prefix="encoder")
+    with contextlib.closing(WorkerLink(endpoint)) as link:
         with border(partial(_cannot_start, link)):
             configure_logging(log_level(), is_json=is_log_json())
             wanted = on_own_gpus(wanted)
@@ -113,16 +113,6 @@ def _end_broken(link: WorkerLink, error: Exception) -> NoReturn:
     link.close()
     # Not sys.exit, which waits for the encoding thread while clients wait for their errors.
     os._exit(BROKEN)
-
-
-@contextlib.contextmanager
-def _encoder() -> Iterator[Executor]:
-    """An executor of one thread; jobs that have not begun by the end are dropped."""
-    executor = ThreadPoolExecutor(1, thread_name_prefix="encoder")
-    try:
-        yield executor
-    finally:
-        executor.shutdown(wait=False, cancel_futures=True)
 
 
 def on_own_gpus(settings: WorkerSettings) -> WorkerSettings:

@@ -21,7 +21,7 @@ from sonoro.core.types import SamplingParams
 from sonoro.models.base import Pages, Prompt, SpeechModel
 from sonoro.nn.kvcache import PagedKVCache
 from sonoro.runtime.graphs import GraphSet
-from sonoro.runtime.sampling import pack
+from sonoro.runtime.sampling import Controls
 
 __all__ = ["rounding_by_shape", "tiny"]
 
@@ -110,7 +110,7 @@ def poison(state: Any, slot: int) -> None:
             cache.keys.fill_(torch.nan)
             cache.values.fill_(torch.nan)
     given = SamplingParams(temperature=7.0, top_k=1, top_p=0.1, repetition_penalty=3.0)
-    garbage = pack(given, 99, 9, 1, ignore_eos=True)
+    garbage = Controls(given, 99, 9, 1, ignore_eos=True).pack()
     for sampler in state.samplers:
         sampler.set([slot], [garbage])
 

@@ -5,14 +5,14 @@ import torch
 
 from sonoro.core.types import SamplingParams
 from sonoro.ops.sample import sample
-from sonoro.runtime.sampling import BatchSampling, SamplingState, pack
+from sonoro.runtime.sampling import BatchSampling, Controls, SamplingState
 
 
 def row(
     temperature: float = 0.9, top_k: int = 50, top_p: float = 1.0, repetition_penalty: float = 1.0, **more: int
 ) -> tuple[int, ...]:
     given = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty)
-    return pack(given, **{"seed": 1, "max_frames": 10} | more)
+    return Controls(given, **{"seed": 1, "segment": 0, "max_frames": 10} | more).pack()
 
 
 def tensors_of(found: BatchSampling) -> list[torch.Tensor]:

@@ -18,11 +18,12 @@ import tiny_vox_lm
 import torch
 
 from sonoro.core.types import Reference, SamplingParams, SpeechRequest
-from sonoro.models.base import Controls, LoadedModel, Prompt
+from sonoro.models.base import LoadedModel, Prompt
 from sonoro.models.fish_s2.model import FAMILY as FISH_S2
 from sonoro.models.qwen3_tts.model import FAMILY as QWEN3_TTS
 from sonoro.models.shared.loading import Family
 from sonoro.models.voxcpm2.model import FAMILY as VOXCPM2
+from sonoro.runtime.sampling import Controls
 
 GREEDY = SamplingParams(temperature=0)
 

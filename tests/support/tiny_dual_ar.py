@@ -13,7 +13,7 @@ from speaking import begin
 from torch import Tensor
 
 from sonoro.core.types import SamplingParams
-from sonoro.models.base import Controls, Voice
+from sonoro.models.base import Voice
 from sonoro.models.fish_s2 import weights
 from sonoro.models.fish_s2.backbone import DualAR
 from sonoro.models.fish_s2.config import ModelConfig
@@ -22,6 +22,7 @@ from sonoro.models.fish_s2.state import prefill, stage
 from sonoro.models.shared.slots import DepthState, RowPrompt, admit_staged
 from sonoro.nn.configs import build
 from sonoro.nn.tokenizer import TextTokenizer
+from sonoro.runtime.sampling import Controls
 
 
 def cases(group: str, root: Path) -> dict[str, Case]:

@@ -12,12 +12,13 @@ from tokenizers import models
 from torch import Tensor
 
 from sonoro.core.types import OptionValue, SamplingParams
-from sonoro.models.base import Controls, Voice
+from sonoro.models.base import Voice
 from sonoro.models.qwen3_tts.backbone import Talker
 from sonoro.models.qwen3_tts.config import ModelConfig
 from sonoro.models.qwen3_tts.prompt import ClonedVoice, PromptBuilder, TalkerPrompt, TextTokenizer
 from sonoro.models.qwen3_tts.state import FrameState, admit, prefill, stage
 from sonoro.nn.configs import build
+from sonoro.runtime.sampling import Controls
 
 _PARTS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 

@@ -13,7 +13,7 @@ from speaking import begin
 from torch import Tensor
 
 from sonoro.core.types import SamplingParams
-from sonoro.models.base import Controls, Spoken, Voice
+from sonoro.models.base import Spoken, Voice
 from sonoro.models.shared.slots import RowPrompt
 from sonoro.models.voxcpm2 import weights
 from sonoro.models.voxcpm2.backbone import VoxLM
@@ -22,6 +22,7 @@ from sonoro.models.voxcpm2.prompt import PromptBuilder, VoxVoice
 from sonoro.models.voxcpm2.state import FrameState, admit, prefill, stage
 from sonoro.nn.configs import build
 from sonoro.nn.tokenizer import TextTokenizer
+from sonoro.runtime.sampling import Controls
 
 NEVER = 10_000
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from sonoro.core.errors import ConfigError
-from sonoro.core.types import ModelSpec, OptionValue, Reference, SamplingParams, SpeechRequest
+from sonoro.core.types import ModelSpec, Reference, SpeechRequest
 from sonoro.models.shared.codec_choice import CodecChoice
-from sonoro.runtime.sampling import pack
+from sonoro.runtime.sampling import Controls
 from sonoro.text.live_feed import LiveText
 from sonoro.text.splitting import SpokenText
 
@@ -50,34 +50,6 @@ class Capacity:
         """Raise `ConfigError` for more positions than the model has, `most`."""
         if self.max_positions > most:
             raise ConfigError("max_positions", self.max_positions, f"at most {most} for this model")
-
-
-@dataclass(frozen=True)
-class Controls:
-    """How one segment is sampled, and when it must end.
-
-    Random numbers are addressed by (seed, segment, frame, codebook), so they do not depend on the batch. A segment of
-    `doubtful_frames` or more counts as a runaway even if it ends by itself, if it may be spoken again.
-    """
-
-    sampling: SamplingParams
-    seed: int
-    segment: int
-    max_frames: int
-    ignore_eos: bool = False
-    options: dict[str, OptionValue] = field(default_factory=dict)
-    doubtful_frames: int | None = None
-
-    @classmethod
-    def of(cls, request: SpeechRequest, segment: int) -> Controls:
-        """The controls of segment number `segment` of a resolved request; `request.max_frames` limits this segment."""
-        assert request.max_frames is not None
-        given = (request.sampling, request.seed, segment, request.max_frames)
-        return cls(*given, ignore_eos=request.ignore_eos, options=request.options)
-
-    def pack(self, sampling: SamplingParams | None = None) -> tuple[int, ...]:
-        """A row of `SamplingState`: these controls with `sampling`, by default that of each frame's first code."""
-        return pack(sampling or self.sampling, self.seed, self.segment, self.max_frames, ignore_eos=self.ignore_eos)
 
 
 @dataclass(frozen=True)

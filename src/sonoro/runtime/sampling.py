@@ -7,6 +7,7 @@ without a kernel for a cast.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
@@ -15,12 +16,49 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from sonoro.core.types import SamplingParams
+from sonoro.core.types import OptionValue, SamplingParams, SpeechRequest
 from sonoro.ops.sample import Sampling
 from sonoro.runtime.ring import upload
 
 MIN_TEMPERATURE = 1e-5
 """Lower temperatures above 0 count as this one: logits divided by them could be infinite."""
+
+
+@dataclass(frozen=True)
+class Controls:
+    """How one segment is sampled, and when it must end.
+
+    Random numbers are addressed by (seed, segment, frame, codebook), so they do not depend on the batch. A segment of
+    `doubtful_frames` or more counts as a runaway even if it ends by itself, if it may be spoken again.
+    """
+
+    sampling: SamplingParams
+    seed: int
+    segment: int
+    max_frames: int
+    ignore_eos: bool = False
+    options: dict[str, OptionValue] = field(default_factory=dict)
+    doubtful_frames: int | None = None
+
+    @classmethod
+    def of(cls, request: SpeechRequest, segment: int) -> Controls:
+        """The controls of segment number `segment` of a resolved request; `request.max_frames` limits this segment."""
+        assert request.max_frames is not None
+        given = (request.sampling, request.seed, segment, request.max_frames)
+        return cls(*given, ignore_eos=request.ignore_eos, options=request.options)
+
+    def pack(self, sampling: SamplingParams | None = None) -> tuple[int, ...]:
+        """These controls, with `sampling` (by default that of each frame's first code), as a row of `SamplingState`.
+
+        The row has eight int64: four integers, two flags, and float32 in pairs. Every field of `sampling` must be set.
+        """
+        temperature, top_k, top_p, penalty = msgspec.structs.astuple(sampling or self.sampling)
+        # Greedy: no division by the temperature, and no filter, which could not change the argmax.
+        is_greedy = temperature == 0
+        if is_greedy:
+            temperature, top_k, top_p = 1.0, 0, 1.0
+        floats = pack_floats([max(temperature, MIN_TEMPERATURE), top_p, penalty, 0.0]).tolist()
+        return (self.seed, self.segment, self.max_frames, top_k, is_greedy, self.ignore_eos, *floats)
 
 
 class BatchSampling(NamedTuple):
@@ -43,12 +81,12 @@ class SamplingState:
         self.clear(range(slots + 1))
 
     def set(self, slots: Sequence[int], packed: Sequence[tuple[int, ...]]) -> None:
-        """Set the parameters of `slots` to rows of `pack`, in order on the current stream. No sync; not capturable."""
+        """Set the parameters of `slots` to rows of `Controls.pack`, in stream order. No sync; not capturable."""
         device = self._packed.device
         self.put(upload(slots, torch.int64, device), upload(packed, torch.int64, device))
 
     def put(self, slots: Tensor, packed: Tensor) -> None:
-        """Set the parameters of `slots` [B] int64 to `packed` [B, 8] int64, rows of `pack`. Capturable; no sync."""
+        """`set` for `slots` [B] int64 and `packed` [B, 8] int64 on the device. Capturable; no sync."""
         self._packed.index_copy_(0, slots, packed)
 
     def clear(self, slots: Sequence[int]) -> None:
@@ -81,21 +119,5 @@ def unpack_flags(numbers: Tensor) -> Tensor:
     return numbers.view(torch.bool)[..., ::8]  # the lowest byte comes first
 
 
-def pack(
-    sampling: SamplingParams, seed: int = 0, segment: int = 0, max_frames: int = 0, *, ignore_eos: bool = False
-) -> tuple[int, ...]:
-    """The parameters of one slot as eight int64: four integers, two flags, and float32 in pairs.
-
-    Every field of `sampling` must be set. Temperature 0 is greedy; `top_k` 0 and `top_p` 1 keep every id.
-    """
-    temperature, top_k, top_p, penalty = msgspec.structs.astuple(sampling)
-    # Greedy: no division by the temperature, and no filter, which could not change the argmax.
-    is_greedy = temperature == 0
-    if is_greedy:
-        temperature, top_k, top_p = 1.0, 0, 1.0
-    floats = pack_floats([max(temperature, MIN_TEMPERATURE), top_p, penalty, 0.0]).tolist()
-    return (seed, segment, max_frames, top_k, is_greedy, ignore_eos, *floats)
-
-
-CLEARED = pack(SamplingParams(temperature=0.0, top_k=0, top_p=1.0, repetition_penalty=1.0))
+CLEARED = Controls(SamplingParams(temperature=0.0, top_k=0, top_p=1.0, repetition_penalty=1.0), 0, 0, 0).pack()
 """The parameters of a free slot, packed."""

@@ -18,10 +18,11 @@ from tiny_talker import voice_of
 from builtin_voice.forwards import embed_prompt
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, InvalidRequest
 from sonoro.core.types import SamplingParams
-from sonoro.models.base import Controls, Voice
+from sonoro.models.base import Voice
 from sonoro.models.qwen3_tts import weights
 from sonoro.models.qwen3_tts.config import read_configs
 from sonoro.models.qwen3_tts.prompt import ClonedVoice, PromptBuilder, TalkerPrompt, TextTokenizer
+from sonoro.runtime.sampling import Controls
 
 CONTROLS = Controls(sampling=SamplingParams(), seed=0, segment=0, max_frames=64)
 

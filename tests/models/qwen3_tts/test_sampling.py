@@ -8,12 +8,11 @@ from reference_assets import Case
 from tiny_talker import controls, tiny_config
 from torch import Tensor
 
-from sonoro.models.base import Controls
 from sonoro.models.qwen3_tts.config import TalkerConfig
 from sonoro.models.qwen3_tts.sampling import mask_first, sample_code
 from sonoro.models.qwen3_tts.state import rest_sampling
 from sonoro.ops.sample import keep_top_k, keep_top_p
-from sonoro.runtime.sampling import BatchSampling, SamplingState
+from sonoro.runtime.sampling import BatchSampling, Controls, SamplingState
 
 CONFIG: TalkerConfig = tiny_config().talker_config
 CODES = CONFIG.vocab_size - 1024

@@ -9,7 +9,7 @@ from fakes.sine_pages import SinePages
 
 from sonoro.core.errors import InvalidRequest
 from sonoro.core.types import ModelSpec
-from sonoro.models.base import Controls
+from sonoro.runtime.sampling import Controls
 from sonoro.text.splitting import SpokenText
 
 

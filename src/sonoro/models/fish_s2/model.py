@@ -10,12 +10,13 @@ from torch import Tensor
 
 from sonoro.core.errors import InvalidRequest
 from sonoro.core.types import ModelSpec, OptionValue, Reference, SamplingParams, SpeechRequest
-from sonoro.models.base import Capacity, Codec, Controls, SavedVoice, Spoken, Voice
+from sonoro.models.base import Capacity, Codec, SavedVoice, Spoken, Voice
 from sonoro.models.settings import CONTROL_TOKENS
 from sonoro.models.shared.loading import Family
 from sonoro.models.shared.slots import DepthState, ReadsText, RowPrompt, admit_staged, clear_slots
 from sonoro.nn.tokenizer import TextTokenizer
 from sonoro.nn.weights import fingerprint
+from sonoro.runtime.sampling import Controls
 from sonoro.text.splitting import SpokenText
 
 from . import frame, voice, weights

@@ -13,13 +13,14 @@ from torch import Tensor
 
 from sonoro.core.errors import InvalidReference
 from sonoro.core.types import ModelSpec, OptionSpec, OptionValue, Reference, SamplingParams, SpeechRequest, VoiceMode
-from sonoro.models.base import Capacity, Codec, Controls, SavedVoice, Spoken, Voice
+from sonoro.models.base import Capacity, Codec, SavedVoice, Spoken, Voice
 from sonoro.models.settings import CONTROL_TOKENS
 from sonoro.models.shared.loading import Family
 from sonoro.models.shared.slots import ReadsText
 from sonoro.nn.transformer import bytes_read, widen_layers
 from sonoro.nn.weights import fingerprint
 from sonoro.runtime.ring import upload
+from sonoro.runtime.sampling import Controls
 from sonoro.text.splitting import SpokenText, split_text
 from sonoro.words.tracking import Pointing
 

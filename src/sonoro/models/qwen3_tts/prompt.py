@@ -21,9 +21,10 @@ from torch import Tensor
 
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, InvalidRequest
 from sonoro.core.types import check_text
-from sonoro.models.base import Controls, Voice
+from sonoro.models.base import Voice
 from sonoro.nn.configs import read_json
 from sonoro.nn.tokenizer import library_border
+from sonoro.runtime.sampling import Controls
 from sonoro.text.english.normalize import NormalizedText, normalize_english
 
 from .config import ModelConfig

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sonoro.core.types import SamplingParams
-from sonoro.models.base import Capacity, Controls, Pages
+from sonoro.models.base import Capacity, Pages
 from sonoro.models.shared.slots import (
     DepthState,
     admit_staged,
@@ -24,7 +24,7 @@ from sonoro.models.shared.slots import (
     stage_prompts,
 )
 from sonoro.runtime.ring import upload
-from sonoro.runtime.sampling import SamplingState
+from sonoro.runtime.sampling import Controls, SamplingState
 from sonoro.words.heads import WordHeads
 
 from .backbone import Talker

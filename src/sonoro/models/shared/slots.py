@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from sonoro.core.types import OptionValue, SpeechRequest
-from sonoro.models.base import Capacity, Controls, Pages, Prompt, Voice
+from sonoro.models.base import Capacity, Pages, Prompt, Voice
 from sonoro.nn.kvcache import PackedTokens, PagedKVCache
 from sonoro.nn.transformer import DecoderConfig, DecoderStack, Rotary
 from sonoro.nn.watch import HeadWatch
 from sonoro.runtime.ring import overwrite, upload
-from sonoro.runtime.sampling import CLEARED, SamplingState
+from sonoro.runtime.sampling import CLEARED, Controls, SamplingState
 from sonoro.words.heads import MOST_COLUMNS, WordHeads
 from sonoro.words.tracking import Pointing
 

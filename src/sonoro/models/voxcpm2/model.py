@@ -13,12 +13,13 @@ from torch import Tensor
 
 from sonoro.core.errors import InvalidRequest
 from sonoro.core.types import ModelSpec, OptionSpec, OptionValue, Reference, SamplingParams, SpeechRequest
-from sonoro.models.base import Capacity, Codec, Controls, SavedVoice, Spoken, Voice
+from sonoro.models.base import Capacity, Codec, SavedVoice, Spoken, Voice
 from sonoro.models.settings import CONTROL_TOKENS
 from sonoro.models.shared.loading import Family
 from sonoro.models.shared.slots import ReadsText, RowPrompt
 from sonoro.nn.tokenizer import TextTokenizer
 from sonoro.nn.weights import fingerprint
+from sonoro.runtime.sampling import Controls
 from sonoro.text.splitting import SpokenText, joined
 
 from . import frame, voice, weights

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sonoro.models.base import Capacity, Controls, Pages
+from sonoro.models.base import Capacity, Pages
 from sonoro.models.shared.slots import (
     BackboneState,
     RowPrompt,
@@ -21,7 +21,7 @@ from sonoro.models.shared.slots import (
 )
 from sonoro.nn.kvcache import PagedKVCache
 from sonoro.nn.transformer import Rotary
-from sonoro.runtime.sampling import pack_floats, unpack_floats
+from sonoro.runtime.sampling import Controls, pack_floats, unpack_floats
 from sonoro.words.heads import WordHeads
 
 from .backbone import VoxLM
