@@ -21,6 +21,7 @@ from sonoro.core.errors import OutputError
 from sonoro.core.events import Fault, Word
 from sonoro.core.events import at_speed as words_at_speed
 from sonoro.core.types import Finished, FinishReason
+from sonoro.words import captions
 
 Pieces = Generator["AudioPiece", None, Finished]
 """The audio of a request; returns its `Finished`."""
@@ -113,6 +114,11 @@ class Audio(_Sound):
     def _repr_html_(self) -> str:
         audio = base64.b64encode(self.to_bytes()).decode()
         return f'<audio controls src="data:audio/wav;base64,{audio}"></audio>'
+
+
+def make_captions(kind: str, text: str, words: Sequence[Word]) -> str:
+    """Captions of `text` from the times of its `words`, as a file of `kind` srt, vtt or json."""
+    return captions.FORMATS[kind](text, words)
 
 
 def _sounddevice() -> ModuleType:

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from sonoro.api import TTS, AudioPiece, RequestFields, listen, speech_request
+from sonoro.api_audio import make_captions
 from sonoro.audio.files import FORMATS, STDOUT, STREAMABLE_FORMATS, AudioWriter, check_place, output_format
 from sonoro.cli.common import (
     FAILURE,
@@ -37,15 +38,12 @@ from sonoro.core.config import EngineConfig
 from sonoro.core.errors import InvalidReference, InvalidRequest, OutputError
 from sonoro.core.events import Fault, Word
 from sonoro.core.types import Finished, OptionValue, SpeechRequest
-from sonoro.words.captions import srt as make_srt
-from sonoro.words.captions import vtt as make_vtt
-from sonoro.words.captions import words_json
 
 if TYPE_CHECKING:
     from sonoro.models.base import LoadedModel
 
-Captions = Sequence[tuple[Callable[[str, Sequence[Word]], str], Path]]
-"""Caption files to write, each with the function that makes its content."""
+Captions = Sequence[tuple[str, Path]]
+"""Formats and paths of caption files to write."""
 
 _LINE_S = 2.0
 """How often progress is printed without a terminal."""
@@ -145,8 +143,8 @@ def _say(options: Any) -> int:
     if options.stream and format not in STREAMABLE_FORMATS:
         raise OutputError(f"--stream: {format} cannot be written chunk by chunk; use {' or '.join(STREAMABLE_FORMATS)}")
     request = _request(options)
-    makers = (make_srt, options.srt), (make_vtt, options.vtt), (_words, options.words)
-    captions = [(write, path) for write, path in makers if path is not None]
+    asked = ("srt", options.srt), ("vtt", options.vtt), ("json", options.words)
+    captions = [(kind, path) for kind, path in asked if path is not None]
     for _, path in captions:
         check_place(path)
     # Faults are found by word times.
@@ -180,14 +178,10 @@ def _request(options: Any) -> SpeechRequest:
     return msgspec.structs.replace(request, is_reproducible=True)
 
 
-def _words(text: str, words: Sequence[Word]) -> str:
-    return words_json(words)
-
-
 def _write_captions(captions: Captions, text: str, words: Sequence[Word]) -> None:
-    for write, path in captions:
+    for kind, path in captions:
         try:
-            path.write_text(write(text, words), encoding="utf-8")
+            path.write_text(make_captions(kind, text, words), encoding="utf-8")
         except OSError as error:
             raise OutputError(f"cannot write {path}: {error.strerror}") from error
 

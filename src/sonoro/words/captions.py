@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from html import escape
 from typing import NamedTuple
@@ -68,6 +68,13 @@ def words_json(words: Sequence[Word]) -> str:
     """`words` with all fields as a JSON array, a line per word."""
     lines = ",\n".join(json.dumps(msgspec.to_builtins(word), ensure_ascii=False) for word in words)
     return f"[\n{lines}\n]\n" if lines else "[]\n"
+
+
+FORMATS: Mapping[str, Callable[[str, Sequence[Word]], str]] = {
+    "srt": srt,
+    "vtt": vtt,
+    "json": lambda text, words: words_json(words),
+}
 
 
 def _sentence_ends(text: str, words: Sequence[Word]) -> list[int]:
