@@ -12,6 +12,7 @@ from engine_processes import CONFIG, LONG, alone, gather, launch, nothing_left, 
 from fakes.sine import SineModel
 from fakes.sine_worker import HELD
 
+from sonoro.core.config import Tuning
 from sonoro.core.errors import EngineBusy, EngineClosed, EngineCrashed, EngineError, InvalidRequest, UnknownVoice
 from sonoro.core.types import AudioChunk, Finished, SpeechRequest
 from sonoro.transport.client import EngineClient
@@ -127,7 +128,7 @@ def test_what_cannot_be_spoken_is_refused_by_name_and_harms_nobody() -> None:
 
 def test_a_full_engine_says_that_it_is_busy(file: Path) -> None:
     async def crowd() -> None:
-        async with launch(f"{HELD}{file}", dataclasses.replace(CONFIG, slots=1, max_waiting=1)) as client:
+        async with launch(f"{HELD}{file}", dataclasses.replace(CONFIG, slots=1, tuning=Tuning(max_queued=1))) as client:
             tasks = [asyncio.create_task(gather(client.stream(request(str(number))))) for number in range(5)]
             # One is spoken and one waits, unless all had come before the first was begun.
             await until(lambda: sum(task.done() for task in tasks) >= 3)
