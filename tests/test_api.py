@@ -25,7 +25,8 @@ from tiny_checkpoint import write_checkpoint
 
 from sonoro import TTS, Audio, EngineConfig
 from sonoro.api import RequestFields, SpokenFields, speech_request
-from sonoro.audio.files import to_pcm16, write_audio
+from sonoro.audio.files import write_audio
+from sonoro.audio.pcm import to_pcm16
 from sonoro.core.config import Tuning
 from sonoro.core.errors import (
     CheckpointNotFound,

@@ -14,7 +14,7 @@ import msgspec
 
 from sonoro.api_audio import Audio, AudioPiece, at_speed, joined, listen, next_piece
 from sonoro.api_engine import SharedEngine, noting_item
-from sonoro.audio.files import read_reference
+from sonoro.audio.references import read_reference
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import InvalidReference, InvalidRequest, suggestion
 from sonoro.core.types import Finished, ModelSpec, OnFault, OptionValue, Reference, SamplingParams, SpeechRequest

@@ -16,7 +16,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from sonoro.audio.files import from_pcm16, output_format, to_pcm16, write_audio
+from sonoro.audio.files import output_format, write_audio
+from sonoro.audio.pcm import from_pcm16, to_pcm16
 from sonoro.core.errors import OutputError
 from sonoro.core.events import Fault, Word
 from sonoro.core.events import at_speed as words_at_speed

@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from sonoro.api_audio import AudioPiece
-from sonoro.audio.files import from_pcm16
+from sonoro.audio.pcm import from_pcm16
 from sonoro.core.errors import EngineBusy, EngineClosed, SonoroError
 from sonoro.core.types import Event, Failed, Finished, SpeechRequest
 

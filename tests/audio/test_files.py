@@ -11,17 +11,10 @@ import numpy as np
 import pytest
 import soundfile
 
-from sonoro.audio import files as audio
-from sonoro.audio.files import (
-    FORMATS,
-    AudioWriter,
-    from_pcm16,
-    output_format,
-    read_reference,
-    resample,
-    to_pcm16,
-    write_audio,
-)
+from sonoro.audio import references
+from sonoro.audio.files import FORMATS, AudioWriter, output_format, write_audio
+from sonoro.audio.pcm import from_pcm16, resample, to_pcm16
+from sonoro.audio.references import read_reference
 from sonoro.core.errors import InvalidReference, OutputError
 
 
@@ -157,7 +150,7 @@ def test_a_high_rate_is_kept_at_one_that_suffices(rate: int, channels: int) -> N
 
 
 def test_decoding_is_bounded_by_the_samples_of_all_channels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audio, "MAX_DECODED_SAMPLES", 80_000)
+    monkeypatch.setattr(references, "MAX_DECODED_SAMPLES", 80_000)
     samples = np.full((10_001, 8), 0.1, np.float32)
     assert read_reference(encoded(samples[:-1], 8000), use="reference").duration_s == 1.25
     with pytest.raises(InvalidReference, match=r"8 channels at 8000 Hz.*million samples"):

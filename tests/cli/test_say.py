@@ -17,7 +17,8 @@ from fakes.shown_sine import ShownSineModel
 from safetensors.torch import load_file, save_file
 from tiny_checkpoint import write_checkpoint
 
-from sonoro.audio.files import from_pcm16, write_audio
+from sonoro.audio.files import write_audio
+from sonoro.audio.pcm import from_pcm16
 from sonoro.cli import say as cli_say
 from sonoro.models.base import LoadedModel
 from sonoro.words import heads

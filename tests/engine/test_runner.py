@@ -9,7 +9,7 @@ from families import TinyFamily, tiny
 from listening import Clock, audio, config_of, drain, end, engine_of, speak
 from resolving import Engine
 
-from sonoro.audio import files as host
+from sonoro.audio import pcm as host
 from sonoro.core.config import EngineConfig
 from sonoro.core.types import SpeechRequest
 from sonoro.engine.decoding import to_pcm16

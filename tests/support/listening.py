@@ -6,7 +6,7 @@ import numpy as np
 from fakes.voiced_sine import VoicedSineModel
 from resolving import Engine
 
-from sonoro.audio.files import from_pcm16
+from sonoro.audio.pcm import from_pcm16
 from sonoro.core.config import EngineConfig, Tuning
 from sonoro.core.types import AudioChunk, Event, Failed, Finished, Reference, SpeechRequest
 

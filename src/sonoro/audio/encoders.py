@@ -31,7 +31,8 @@ import numpy as np
 import numpy.typing as npt
 import soxr
 
-from sonoro.audio.files import encoder_rate, from_pcm16, to_pcm16, wav_header
+from sonoro.audio.files import encoder_rate
+from sonoro.audio.pcm import from_pcm16, to_pcm16, wav_header
 from sonoro.core.config import usable_cores
 from sonoro.core.errors import InvalidRequest
 

@@ -1,13 +1,9 @@
-"""Audio as bytes and files: reads reference recordings, writes generated audio. Knows no model and no tensor.
-
-Samples are mono float32 in [-1, 1]; files hold PCM16 or an encoding of it.
-"""
+"""Writes generated audio to files, as PCM16 or an encoding of it. Knows no model."""
 
 from __future__ import annotations
 
 import contextlib
 import io
-import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,27 +11,11 @@ from types import TracebackType
 from typing import BinaryIO, Self
 
 import numpy as np
-import numpy.typing as npt
 import soundfile
 import soxr
 
-from sonoro.core.errors import InvalidReference, OutputError, without_addresses
-from sonoro.core.types import Reference, ReferenceUse
-
-Samples = npt.NDArray[np.float32]
-
-MIN_REFERENCE_S = 0.5
-MAX_REFERENCE_S = 60.0
-MIN_REFERENCE_HZ, MAX_REFERENCE_HZ = 4000, 384_000
-MAX_KEPT_HZ = 48_000
-"""References of a higher rate are resampled as they are read: a small file could decode to 92 MB otherwise."""
-
-MAX_REFERENCE_CHANNELS = 8
-MAX_DECODED_SAMPLES = 24_000_000
-"""Of all channels together: 60 s of eight at 48 kHz, or of one at 384. A 250 KB file could decode to 184 million."""
-
-MIN_REFERENCE_PEAK = 1e-3
-"""60 dB below full scale, as from a muted microphone."""
+from sonoro.audio.pcm import Samples, to_pcm16, wav_header
+from sonoro.core.errors import OutputError
 
 FORMATS = ("wav", "flac", "mp3", "opus", "pcm")
 STREAMABLE_FORMATS = ("wav", "pcm")
@@ -51,101 +31,6 @@ _ENCODER_RATES = {
     "mp3": (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000),
     "opus": (8000, 12000, 16000, 24000, 48000),
 }
-
-
-def to_pcm16(samples: npt.NDArray[np.floating]) -> bytes:
-    """Convert to PCM16 little-endian, rounded to nearest, clipped at full scale. Inverse of `from_pcm16`."""
-    pcm: bytes = np.clip(np.rint(samples * 32768.0), -32768, 32767).astype("<i2").tobytes()
-    return pcm
-
-
-def from_pcm16(pcm: bytes) -> Samples:
-    """Convert PCM16 little-endian to float32 in [-1, 1), exactly."""
-    return np.frombuffer(pcm, dtype="<i2").astype(np.float32) / np.float32(32768)
-
-
-def resample(samples: Samples, from_hz: int, to_hz: int) -> Samples:
-    """Resample `samples` [S] to length round(S * to_hz / from_hz)."""
-    if from_hz == to_hz:
-        return samples
-    resampled: Samples = soxr.resample(samples, from_hz, to_hz, quality="HQ")
-    return resampled
-
-
-def check_duration(duration_s: float) -> None:
-    """Raise `InvalidReference` unless a recording lasts 0.5 to 60 s."""
-    if not MIN_REFERENCE_S <= duration_s <= MAX_REFERENCE_S:
-        limit = f"it must last at least {MIN_REFERENCE_S:g} s and at most {MAX_REFERENCE_S:g} s"
-        # A longer recording was not decoded to its end, so its duration is unknown.
-        shown = f"{duration_s:.2f} s" if duration_s < MIN_REFERENCE_S else f"more than {MAX_REFERENCE_S:g} s"
-        raise InvalidReference("ref_audio", shown, limit)
-
-
-def read_reference(source: bytes | str | Path, *, text: str | None = None, use: ReferenceUse = "prompt") -> Reference:
-    """Read a recording (a file's bytes, or its path), mixed to mono, at its own rate but at most 48 kHz.
-
-    Raises `InvalidReference` if it is not audio, has a rate outside 4 to 384 kHz or more than 8 channels, is shorter
-    than 0.5 s or longer than 60 s, silent or not finite, or has more than 24 million samples in all channels. Never
-    decodes more than that, whatever the header says, and keeps at most 60 s of one channel.
-    """
-    name = f"{len(source)} bytes" if isinstance(source, bytes) else str(source)
-    try:
-        samples, rate = _decode(source)
-    except FileNotFoundError as error:
-        raise InvalidReference("ref_audio", name, "there is no such file") from error
-    except (soundfile.SoundFileError, OSError) as error:
-        reason = without_addresses(str(error))
-        raise InvalidReference("ref_audio", name, f"it must be audio that libsndfile reads ({reason})") from error
-    _check_samples(samples)
-    return Reference(pcm=samples.astype("<f4").tobytes(), sample_rate=rate, text=text, use=use)
-
-
-def _decode(source: bytes | str | Path) -> tuple[Samples, int]:
-    """Decode to mono samples [S] and their sample rate."""
-    with contextlib.ExitStack() as stack:
-        # A descriptor, not a path: the format must be detected by content, and the wrapper treats *.raw paths apart.
-        opened = io.BytesIO(source) if isinstance(source, bytes) else stack.enter_context(Path(source).open("rb"))
-        handle = opened if isinstance(opened, io.BytesIO) else opened.fileno()
-        file = stack.enter_context(soundfile.SoundFile(handle, closefd=False))
-        rate: int = file.samplerate
-        _check_layout(rate, file.channels)
-        # Mix one second at a time: a buffer for all channels would be as large as the header claims.
-        kept_hz, nothing = min(rate, MAX_KEPT_HZ), np.zeros(0, np.float32)
-        resampler = soxr.ResampleStream(rate, kept_hz, 1, quality="HQ") if kept_hz < rate else None
-        decodable = MAX_DECODED_SAMPLES // file.channels
-        parts, read, most = [nothing], 0, min(int(MAX_REFERENCE_S * rate), decodable) + 1
-        while read < most and len(block := file.read(min(most - read, rate), dtype="float32", always_2d=True)):
-            mono = block.mean(axis=1, dtype=np.float32)
-            parts.append(mono if resampler is None else resampler.resample_chunk(mono))
-            read += len(block)
-        if resampler is not None:
-            parts.append(resampler.resample_chunk(nothing, last=True))
-        check_duration(read / rate)
-        if read > decodable:
-            limit = (
-                f"it must have at most {MAX_DECODED_SAMPLES / 1e6:g} million samples, those of all channels together"
-            )
-            raise InvalidReference("ref_audio", f"{file.channels} channels at {rate} Hz", limit)
-        return np.concatenate(parts), kept_hz
-
-
-def _check_layout(rate: int, channels: int) -> None:
-    if not MIN_REFERENCE_HZ <= rate <= MAX_REFERENCE_HZ:
-        limit = f"its sample rate must be from {MIN_REFERENCE_HZ} to {MAX_REFERENCE_HZ} Hz"
-        raise InvalidReference("ref_audio", f"{rate} Hz", limit)
-    if channels > MAX_REFERENCE_CHANNELS:
-        limit = f"it must have at most {MAX_REFERENCE_CHANNELS} channels"
-        raise InvalidReference("ref_audio", f"{channels} channels", limit)
-
-
-def _check_samples(samples: Samples) -> None:
-    if not np.isfinite(samples).all():
-        raise InvalidReference("ref_audio", "a sample that is not a finite number", "every sample must be finite")
-    peak = float(np.abs(samples).max())
-    if peak < MIN_REFERENCE_PEAK:
-        raise InvalidReference(
-            "ref_audio", f"a peak of {peak:.1e}", f"it must not be silent: a peak of at least {MIN_REFERENCE_PEAK:g}"
-        )
 
 
 def check_place(target: Path) -> None:
@@ -329,13 +214,3 @@ def encoder_rate(format: str, sample_rate: int) -> int:
     """The lowest rate of `format` that is at least `sample_rate`, or its highest."""
     rates = _ENCODER_RATES.get(format, (sample_rate,))
     return min((rate for rate in rates if rate >= sample_rate), default=rates[-1])
-
-
-def wav_header(sample_rate: int, data_bytes: int | None = None, *, encoding: int = 1, width: int = 2) -> bytes:
-    """The 44 bytes of a WAV header for mono samples of `width` bytes in WAV format tag `encoding` (1: PCM).
-
-    Without `data_bytes` it has the largest length, which readers take as "until the end"."""
-    longest = 0xFFFFFFFF
-    data = longest if data_bytes is None else min(data_bytes, longest - 36)
-    layout = struct.pack("<4sIHHIIHH", b"fmt ", 16, encoding, 1, sample_rate, width * sample_rate, width, 8 * width)
-    return b"RIFF" + struct.pack("<I", min(data + 36, longest)) + b"WAVE" + layout + b"data" + struct.pack("<I", data)

@@ -68,7 +68,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True):
-    """A recording of a voice to clone, with its transcript in `text`; made by `sonoro.audio.files.read_reference`.
+    """A recording of a voice to clone, with its transcript in `text`; made by `sonoro.audio.references.read_reference`.
 
     `pcm` is mono float32 little-endian at `sample_rate`. `digest`, the SHA-256 of `pcm`, is computed once, in at most
     20 ms, and sent along.

@@ -135,5 +135,5 @@ class Decoding:
 
 
 def to_pcm16(pcm: Tensor) -> Tensor:
-    """Convert float `pcm` in [-1, 1] to int16, rounded and clipped exactly as by `sonoro.audio.files.to_pcm16`."""
+    """Convert float `pcm` in [-1, 1] to int16, rounded and clipped exactly as by `sonoro.audio.pcm.to_pcm16`."""
     return (pcm * 32768.0).round().clamp(-32768, 32767).to(torch.int16)

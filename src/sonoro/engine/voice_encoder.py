@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from sonoro.audio.files import MAX_REFERENCE_S
+from sonoro.audio.references import MAX_REFERENCE_S
 from sonoro.core.errors import InvalidReference, border
 from sonoro.core.types import Reference
 from sonoro.engine.saved_voices import dump, parse

@@ -18,7 +18,8 @@ import msgspec
 import torch
 from torch import nn
 
-from sonoro.audio.files import from_pcm16, write_audio
+from sonoro.audio.files import write_audio
+from sonoro.audio.pcm import from_pcm16
 from sonoro.compile.compiler import compiling
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import EngineError, border

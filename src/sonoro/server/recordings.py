@@ -23,7 +23,7 @@ from urllib.parse import unquote, urlsplit
 import h11
 import httpcore2
 
-from sonoro.audio.files import read_reference
+from sonoro.audio.references import read_reference
 from sonoro.core.errors import InvalidReference, SonoroError
 from sonoro.core.types import Reference, ReferenceUse
 from sonoro.server.errors import TooManyRequests

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from sonoro.audio.encoders import FORMATS, MAX_BIT_RATE, MAX_RATE, MAX_SPEED, MIN_BIT_RATE, MIN_RATE, MIN_SPEED
-from sonoro.audio.files import MAX_REFERENCE_S
+from sonoro.audio.references import MAX_REFERENCE_S
 from sonoro.core.errors import InvalidReference, InvalidRequest
 from sonoro.core.types import (
     MAX_ATTEMPTS,

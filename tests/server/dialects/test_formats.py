@@ -8,8 +8,7 @@ import pytest
 import soundfile
 
 from sonoro.audio.encoders import Encoder, Encoding, encoder_threads
-from sonoro.audio.files import to_pcm16
-from sonoro.audio.g711 import a_law, mu_law
+from sonoro.audio.pcm import a_law, mu_law, to_pcm16
 from sonoro.core.errors import InvalidRequest
 from sonoro.server.dialects import cartesia, deepgram, elevenlabs
 from sonoro.server.dialects.formats import AudioFormat

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from sonoro.audio.files import check_duration, resample
+from sonoro.audio.pcm import resample
+from sonoro.audio.references import check_duration
 from sonoro.core.errors import InvalidReference, TensorMismatch
 from sonoro.core.types import Reference
 from sonoro.models.base import SavedVoice, Voice

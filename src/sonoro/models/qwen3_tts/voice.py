@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sonoro.audio.files import check_duration, resample
+from sonoro.audio.pcm import resample
+from sonoro.audio.references import check_duration
 from sonoro.core.errors import InvalidReference, TensorMismatch
 from sonoro.core.types import Reference
 from sonoro.models.base import Codec, SavedVoice, Voice

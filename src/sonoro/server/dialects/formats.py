@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sonoro.audio.files import wav_header
-from sonoro.audio.g711 import a_law, mu_law
+from sonoro.audio.pcm import a_law, mu_law, wav_header
 from sonoro.core.errors import InvalidRequest
 from sonoro.server.stream import AudioBody
 
