@@ -25,9 +25,8 @@ cpu: | .venv/bin/python
 	@echo "Installing PyTorch $(TORCH) without CUDA into .venv: about 200 MB"
 	@$(PIP) install --no-deps --index-url https://download.pytorch.org/whl/cpu torch==$(TORCH)
 
-# In three processes, as some tests wait for others than the cores: one begins with those (tests/support/aside.py), and each takes
-# over tests of the others when it has none left. At its start it says how long it will take. Hundreds of processes import
-# the package: its bytecode is kept.
+# In more processes than two cores, as tests wait for servers and engines; each takes over tests of the others when it has
+# none left. Hundreds of processes import the package: its bytecode is kept.
 test: .venv/.installed-test
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 3 --dist worksteal
 

@@ -1,35 +1,19 @@
-"""Options that all tests share, and how a run begins."""
+"""Options and fixtures that all tests share, and how a run begins."""
 
 import gc
+import json
 import os
-from collections.abc import Generator
+import time
+from collections import Counter
+from collections.abc import Callable, Generator
+from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
-from durations import Keeper, Meter, begins_first, cores, forecast
 
 collect_ignore = ["clients"]
-"""Those of unmodified clients have an environment of their own: `make clients`."""
-
-DEFAULT_MARKS = "not gpu and not weights and not slow"
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """One CPU thread for what tests start, too."""
-    os.environ["OMP_NUM_THREADS"] = "1"
-    if config.getoption("--keep-durations"):
-        config.pluginmanager.register(Meter())
-        if not hasattr(config, "workerinput"):
-            config.pluginmanager.register(Keeper())
-    if hands_out(config):
-        config.pluginmanager.import_plugin("aside")
-    if not hands_out(config) or config.getoption("--report"):
-        config.pluginmanager.import_plugin("with_torch")
-
-
-def hands_out(config: pytest.Config) -> bool:
-    """Whether this process only hands out tests to others."""
-    return bool(getattr(config.option, "numprocesses", None)) and not hasattr(config, "workerinput")
+"""Tests of unmodified clients have an environment of their own: `make clients`."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,39 +23,39 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="DIR",
         help="what the official implementation computed, as written by tools/reference (default: that in the tree)",
     )
-    parser.addoption("--report", type=Path, metavar="FILE", help="write what the tests became (run_report.py)")
-    parser.addoption("--commit", help="what is run, where there is no checkout to ask")
-    parser.addoption("--keep-durations", action="store_true", help="write what the tests took (durations.py)")
+    parser.addoption("--report", type=Path, metavar="FILE", help="write counts and failures as JSON")
+    parser.addoption("--commit", help="the commit under test, where there is no checkout to ask")
     parser.addoption(
-        "--rounding", type=int, default=0, metavar="STEPS", help="products round by their shape, so much (rounding.py)"
+        "--rounding", type=int, default=0, metavar="STEPS", help="products round by their shape, by up to so many steps"
     )
     parser.addoption(
         "--kokoro", type=Path, metavar="DIR", help="the voice's teacher, as builtin_voice.kokoro.prepare leaves it"
     )
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(
-    collector: pytest.Collector,
-) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Of several processes each reads the files of a folder from another on: what one has compiled, the others find."""
-    report = yield
-    worker, workers = (int(os.environ.get(f"PYTEST_XDIST_WORKER{name}", "1").strip("gw")) for name in ("", "_COUNT"))
-    if isinstance(collector, pytest.Directory) and report.result:
-        first = worker * len(report.result) // workers
-        report.result = report.result[first:] + report.result[:first]
-    return report
+def pytest_configure(config: pytest.Config) -> None:
+    """One CPU thread for every test and what it starts: at these sizes waking a second takes longer than the work."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    hands_out = getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput")
+    if not hands_out:
+        import torch  # noqa: PLC0415, a process that only hands out tests does not wait for it
+
+        torch.set_num_threads(1)
+        if steps := config.getoption("--rounding"):
+            from parity import round_by_shape  # noqa: PLC0415, it imports torch
+
+            round_by_shape(steps)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """In the same order in every process."""
-    items.sort(key=lambda item: (begins_first(item.path), item.path))
+    """Files in the same order in every process, those that are marked `long` first: the others fill what they leave."""
+    items.sort(key=lambda item: (item.get_closest_marker("long") is None, item.path))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What is collected lasts to the end: it is not searched for garbage now, nor whenever a model is closed."""
+    """What is collected lasts to the end: the garbage collector does not search it now, nor later."""
     gc.disable()
     try:
         return (yield)
@@ -82,7 +66,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
-    """And so does what a file's tests have left: imported, read, remembered."""
+    """What the tests of a file have imported, read and cached lasts too."""
     try:
         return (yield)
     finally:
@@ -91,9 +75,50 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
             gc.freeze()
 
 
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Write the results file of `--report`."""
+    if file := config.getoption("--report"):
+        import torch  # noqa: PLC0415
+
+        from sonoro.bench.machine import commit_of_checkout, gpu_driver, processor  # noqa: PLC0415
+
+        stats = {name: terminalreporter.stats.get(name, []) for name in ("passed", "failed", "error", "skipped")}
+        has_gpu = torch.cuda.is_available()
+        facts = {
+            "marks": config.option.markexpr,
+            **({"gpu": torch.cuda.get_device_name(), "driver": gpu_driver()} if has_gpu else {"cpu": processor()}),
+            "torch": torch.__version__,
+            "commit": config.getoption("--commit") or commit_of_checkout(),
+            "date": date.today().isoformat(),
+            "seconds": round(time.time() - config.stash[BEGAN_S], 1),
+            "passed": len(stats["passed"]),
+            "failed": len(failed := {report.nodeid for report in stats["failed"] + stats["error"]}),
+            "skipped": len(stats["skipped"]),
+            "failures": sorted(failed),
+            "skipped_why": Counter(str(report.longrepr[2]) for report in stats["skipped"]),
+        }
+        file.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+
+
+BEGAN_S = pytest.StashKey[float]()
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
-    config = session.config
-    terminal = config.pluginmanager.get_plugin("terminalreporter")
-    is_all = config.args == config.getini("testpaths") and config.option.markexpr == DEFAULT_MARKS
-    if is_all and terminal is not None and not hasattr(config, "workerinput"):
-        terminal.write_line(forecast(getattr(config.option, "numprocesses", None) or 1, cores()))
+    session.config.stash[BEGAN_S] = time.time()
+
+
+@pytest.fixture(scope="session")
+def reference_root(pytestconfig: pytest.Config) -> Path:
+    """The folder of stored official results that this run compares with."""
+    from parity import ROOT  # noqa: PLC0415, it imports torch
+
+    root: Path = pytestconfig.getoption("--reference") or ROOT
+    return root.resolve()
+
+
+@pytest.fixture(scope="session")
+def reference(reference_root: Path) -> Callable[[str], dict[str, Any]]:
+    """`reference(group)` gives the cases of a group by name; parity.py lists groups and tensors."""
+    from parity import load  # noqa: PLC0415
+
+    return lambda group: load(group, reference_root)

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from fakes.voiced_sine import VoicedSineModel
-from guard import GUARD_S
+from processes import GUARD_S
+from sine_models import VoicedSineModel
 from tiny_checkpoint import write_checkpoint
 
 from sonoro import TTS, Audio, EngineConfig

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 import soundfile
-from engine_processes import alone, nothing_left, run, until
-from guard import GUARD_S
-from server_processes import SETTINGS, Server, serving
+from processes import GUARD_S
+from servers import SETTINGS, Server, serving
+from sine_engines import alone, nothing_left, run, until
 from websockets.asyncio.client import connect
 
 from sonoro.core.config import EngineConfig

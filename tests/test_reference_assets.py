@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from reference_assets import ROOT, Case, drifted_weights
+from parity import ROOT, Case, drifted_weights
 from tiny_checkpoint import NUM_CODES, NUM_CONTROL_IDS, NUM_GROUPS, VARIANTS
 
 Reference = Callable[[str], dict[str, Case]]

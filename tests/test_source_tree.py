@@ -6,7 +6,7 @@ import sys
 import urllib.request
 from pathlib import Path
 
-import command_line
+import processes
 import pytest
 
 import sonoro
@@ -89,7 +89,7 @@ def test_a_source_tree_knows_its_version_and_serves(tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, "-m", "sonoro", "--version"], check=True, capture_output=True, text=True)
     assert ended.stdout == f"sonoro {sonoro.__version__}\n"
     with (
-        command_line.server(tmp_path) as (_, _, address),
+        processes.server(tmp_path) as (_, _, address),
         urllib.request.urlopen(f"{address}/openapi.json", timeout=60) as answer,
     ):
         assert f'"version":"{sonoro.__version__}"' in answer.read().decode()

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked_engines import run_command
+from processes import run_command
+
+pytestmark = pytest.mark.long
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "targets.py"
 OF_STEPS = {"_begin", "_finish", "_advance_kernel", "_tile_kernel", "_gemv_kernel", "decode", "varlen", "_attend"}
@@ -17,7 +19,7 @@ OF_CODECS = {"_conv", "_snake_beta", "_depthwise", "_window_attention", "_last_c
 def compiled(out: Path, *which: str) -> list[dict[str, Any]]:
     """The rows in `out` after one variant of each kernel was compiled."""
     command = [sys.executable, SCRIPT, "--out", out, "--sample", "1", *which]
-    done = run_command(command, ("fakes.kernels", "torch._dynamo", "sonoro.compile.kernels"))
+    done = run_command(command, ("small_kernels", "torch._dynamo", "sonoro.compile.kernels"))
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(out.read_text(encoding="utf-8"))["rows"]
 

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from engine_processes import run
-from guard import GUARD_S
+from processes import GUARD_S
+from sine_engines import run
 
 from sonoro.audio.encoders import FORMATS, Encoder, Encoding, encoder_threads
 

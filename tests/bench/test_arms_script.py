@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import tiny_fish
-from forked_engines import run_command
+from processes import run_command
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "arms.py"
 

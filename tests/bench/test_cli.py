@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from command_line import Run, assert_refused, sonoro
-from speech_server import Answer, served, tone
+from processes import Run, assert_refused, sonoro
+from servers import Answer, served, tone
 
 __all__ = ["sonoro"]
 

@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
-from guard import GUARD_S
+from processes import GUARD_S
 
 from sonoro.bench.http1 import Connections, HttpError, ResponseHead
 

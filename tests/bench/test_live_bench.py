@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 import uvicorn
-from guard import GUARD_S
-from speech_server import RATE, Answer, served, tone
+from processes import GUARD_S
+from servers import RATE, Answer, served, tone
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from guard import GUARD_S
-from speech_server import RATE, Answer, Server, served, tone
+from processes import GUARD_S
+from servers import RATE, Answer, ScriptedServer, served, tone
 
 from sonoro.bench.client import Target
 from sonoro.bench.dataset import Prompt, Recording
@@ -30,7 +30,7 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def bench(server: Server, **fields: object) -> ServeBench:
+def bench(server: ScriptedServer, **fields: object) -> ServeBench:
     target = {name: fields.pop(name) for name in tuple(fields) if name in Target.__dataclass_fields__}
     return ServeBench(Target(server.url, **target), **{"duration_s": (0.5,), "warm_up_s": 0.1, **fields})
 

@@ -4,7 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-from forked_engines import run_command
+from processes import run_command
 from tiny_checkpoint import write_checkpoint
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "word_cost.py"

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fakes.ear import die, listen
+from ear import die, listen
 
 import sonoro
 from builtin_voice import evaluate, mixed, page, speed

@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from speaking import begin, capacity
+from parity import begin, capacity
 
 from builtin_voice.judged import read_harvard
 from sonoro import TTS

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
-from speaking import capacity
+from parity import capacity
 from tiny_talker import begin_talker
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence

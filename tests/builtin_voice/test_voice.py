@@ -8,10 +8,10 @@ from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import NamedTuple
 
-import listening
 import numpy as np
 import pytest
-from resolving import Engine
+import sine_engines
+from sine_engines import Engine
 
 import sonoro
 from sonoro import TTS, Audio
@@ -153,7 +153,7 @@ def test_text_that_comes_word_by_word_is_heard_as_the_whole(text: str) -> None:
     """Numbers and marks too, which are read only once what follows is known. One step of 16 bits: chunks differ."""
     engine = Engine(registry.load(None, device="cpu").model, EngineConfig(slots=2))
     engine.submit(SpeechRequest(id="whole", text=text, seed=1, options={"non_streaming_mode": False}))
-    expected = listening.drain(engine)
+    expected = sine_engines.drain(engine)
     engine.submit(SpeechRequest(id="a", text="", seed=1, is_live=True))
     events, is_early = [], False
     for word in text.split(" "):
@@ -163,9 +163,9 @@ def test_text_that_comes_word_by_word_is_heard_as_the_whole(text: str) -> None:
         is_early = is_early or bool(events)
     assert is_early
     engine.end_text("a")
-    events += listening.drain(engine)
-    ended = listening.end(events, "a")
+    events += sine_engines.drain(engine)
+    ended = sine_engines.end(events, "a")
     assert (ended.reason, ended.characters) == ("stop", len(text) + 1)
     np.testing.assert_allclose(
-        listening.audio(events, "a"), listening.audio(expected, "whole"), atol=1.01 / 32768, rtol=0
+        sine_engines.audio(events, "a"), sine_engines.audio(expected, "whole"), atol=1.01 / 32768, rtol=0
     )

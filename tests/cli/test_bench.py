@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from command_line import Run, assert_refused, sonoro
+from processes import Run, assert_refused, sonoro
 from tiny_checkpoint import write_checkpoint
 
 __all__ = ["sonoro"]

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from command_line import Run, assert_refused, sonoro
+from processes import Run, assert_refused, sonoro
 
 __all__ = ["sonoro"]
 

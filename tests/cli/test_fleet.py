@@ -11,13 +11,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from client_contract import check_all
-from command_line import server
-from crowds import Crowd
-from engine_processes import engines, run, until
-from guard import GUARD_S
-from server_processes import Server
-from speakers import BUILTIN
+from processes import GUARD_S, server
+from servers import BUILTIN, Crowd, Server
+from sessions import check_all
+from sine_engines import engines, run, until
+
+pytestmark = pytest.mark.long
 
 SLOTS = 4
 

@@ -13,9 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from command_line import interruptible
-from forked_engines import begin_command
-from guard import GUARD_S
+from processes import GUARD_S, begin_command, interruptible
 from tiny_checkpoint import write_checkpoint
 
 __all__ = ["interruptible"]

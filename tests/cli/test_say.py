@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from command_line import Run, assert_refused, sonoro
-from fakes.erring_sine import ErringModel
-from fakes.shown_sine import ShownSineModel
+from processes import Run, assert_refused, sonoro
 from safetensors.torch import load_file, save_file
+from sine_models import ErringModel, ShownSineModel
 from tiny_checkpoint import write_checkpoint
 
 from sonoro.audio.files import write_audio

@@ -23,9 +23,8 @@ import openai
 import pytest
 import soundfile
 import yaml
-from command_line import Run, assert_refused, interruptible, server, sonoro
-from engine_processes import children, parent_of
-from guard import GUARD_S
+from processes import GUARD_S, Run, assert_refused, interruptible, server, sonoro
+from sine_engines import children, parent_of
 
 from sonoro.cli.serve import serve
 from sonoro.server.config import ServerConfig

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from fakes.sine import SineModel
 from families import TinyFamily, tiny
+from sine_models import SineModel
 
 from sonoro import engine_process
 from sonoro.compile.footprint import Footprint, footprint, refuse_what_does_not_fit

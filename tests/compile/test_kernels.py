@@ -8,14 +8,14 @@ import time
 from pathlib import Path
 
 import pytest
-from forked_engines import begin_command
+from processes import begin_command
 
 pytest.importorskip("triton")
 
 TESTS = Path(__file__).parents[1]
 FAMILIES = ["talker", "dual_ar", "patches"]
 # Shapes without memory need the compiler's.
-IMPORTS = ("fakes.kernels", "torch._dynamo", "sonoro.compile.kernels", "sonoro.engine.runner", "sonoro.models.registry")
+IMPORTS = ("small_kernels", "torch._dynamo", "sonoro.compile.kernels", "sonoro.engine.runner", "sonoro.models.registry")
 RELEASED = ["qwen3-tts-0.6b-customvoice", "fish-s2-pro", "voxcpm2"]
 
 
@@ -56,11 +56,11 @@ import sys, tempfile
 from pathlib import Path
 import torch
 from families import FAMILIES
-from listening import Clock, drain
+from sine_engines import Clock, drain
 from sonoro.core.config import EngineConfig, Tuning
 from sonoro.core.types import Finished
 from sonoro.engine import voice_encoder
-from resolving import Engine
+from sine_engines import Engine
 from sonoro.compile.kernels import list_variants
 from sonoro.models.words import ShowsWords
 from sonoro.ops import device
@@ -152,7 +152,7 @@ FEW = """
 import os, sys, time
 from pathlib import Path
 import msgspec
-from fakes.kernels import double, launch, wrong
+from small_kernels import double, launch, wrong
 from sonoro.core.config import EngineConfig, Tuning
 from sonoro.core.logs import configure_logging
 from sonoro.compile import cache as kernel_cache, kernels
@@ -179,9 +179,9 @@ kernels.list_variants = list_variants
 def test_kernels_are_compiled_once_whatever_does_not_change_them(tmp_path: Path) -> None:
     code = """
 record = compile(slots=4)
-assert [kernel for kernel, _ in record.entries] == ["fakes.kernels:double"] * 3
+assert [kernel for kernel, _ in record.entries] == ["small_kernels:double"] * 3
 assert all((cache / entry / "double.cubin").exists() for _, entry in record.entries)
-assert [kernel for kernel, _ in record.errors] == ["fakes.kernels:wrong"]
+assert [kernel for kernel, _ in record.errors] == ["small_kernels:wrong"]
 assert compile(slots=4) is None
 assert compile(slots=4, voices_folder="a", max_voices=7) is None
 assert compile(slots=5) is not None
@@ -545,7 +545,7 @@ import sys
 import triton
 from sonoro.core.config import EngineConfig, Tuning
 from sonoro.compile.cache import KernelCache
-from resolving import Engine
+from sine_engines import Engine
 from sonoro.models import registry
 from sonoro.compile.variants import current_card
 from sonoro.transport.messages import WorkerSettings

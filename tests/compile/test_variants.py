@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from forked_engines import run_command
+from processes import run_command
 
 pytest.importorskip("triton")
 
@@ -20,7 +20,7 @@ def run(code: str, *arguments: str, cache: Path | None = None) -> str:
         "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(TESTS / "support")]),
         "TRITON_CACHE_DIR": str(cache),
     }
-    imports = ("fakes.kernels", "torch._dynamo", "sonoro.compile.kernels")
+    imports = ("small_kernels", "torch._dynamo", "sonoro.compile.kernels")
     done = run_command([sys.executable, "-c", PREPARED + code, *arguments], imports, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -29,7 +29,7 @@ def run(code: str, *arguments: str, cache: Path | None = None) -> str:
 PREPARED = """
 import sys
 import msgspec
-from fakes.kernels import double, launch, wrong
+from small_kernels import double, launch, wrong
 from sonoro.compile.variants import Variant, card_named, compile_variant, compilers, recording
 
 card = card_named("NVIDIA H200")
@@ -51,7 +51,7 @@ assert msgspec.json.decode(msgspec.json.encode(variants), type=list[Variant]) is
 print(variants[0].kernel, dict(variants[0].signature))
 """
     kinds = {"x": "*fp32", "out": "*fp32", "count": "i32", "BLOCK": "constexpr"}
-    assert run(code) == f"fakes.kernels:double {kinds}"
+    assert run(code) == f"small_kernels:double {kinds}"
 
 
 @pytest.mark.parametrize(

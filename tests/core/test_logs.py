@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from guard import GUARD_S
+from processes import GUARD_S
 
 from sonoro.core.logs import LineFormatter, configure_logging, log_event
 

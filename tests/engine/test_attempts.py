@@ -4,9 +4,8 @@ import dataclasses
 
 import numpy as np
 import pytest
-from fakes.sine import SineModel
-from listening import HOP, audio, config_of, drain, end, speak
-from resolving import Engine
+from sine_engines import HOP, Engine, audio, config_of, drain, end, speak
+from sine_models import SineModel
 
 from sonoro.core.errors import InvalidRequest
 from sonoro.core.types import AudioChunk, SpeechRequest

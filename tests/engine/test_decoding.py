@@ -5,10 +5,9 @@ import random
 import msgspec
 import pytest
 import torch
-from fakes.voiced_sine import VoicedSineModel
 from families import TinyFamily, tiny
-from listening import Clock, config_of, drain
-from resolving import Engine
+from sine_engines import Clock, Engine, config_of, drain
+from sine_models import VoicedSineModel
 
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError

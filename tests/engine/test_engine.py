@@ -6,9 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from fakes.voiced_sine import VoicedSineModel
-from listening import HOP, Clock, audio, config_of, drain, end, engine_of, reference, speak
-from resolving import Engine
+from sine_engines import HOP, Clock, Engine, audio, config_of, drain, end, engine_of, reference, speak
+from sine_models import VoicedSineModel
 
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import EngineBusy, InvalidReference, InvalidRequest, UnknownLanguage, UnknownVoice

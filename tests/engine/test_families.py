@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 from families import TinyFamily, tiny
-from listening import Clock, audio, drain, end, tuned
-from resolving import Engine
+from sine_engines import Clock, Engine, audio, drain, end, tuned
 
 from sonoro.core.types import AudioChunk, Event, Finished, SpeechRequest
 from sonoro.models.base import SpeechModel

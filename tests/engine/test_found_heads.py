@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import tiny_checkpoint
-from fakes.graphs import FunctionPool
-from fakes.shown_sine import ShownSineModel
-from resolving import Engine
+from sine_engines import Engine
+from sine_models import ShownSineModel
+from without_gpu import FunctionPool
 
 from sonoro.core.config import EngineConfig, Tuning, word_heads_folder
 from sonoro.core.events import Word

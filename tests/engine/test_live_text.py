@@ -6,10 +6,8 @@ import random
 import msgspec
 import numpy as np
 import pytest
-from fakes.live_sine import LiveSineModel
-from fakes.voiced_sine import VoicedSineModel
-from listening import assert_empty, audio, config_of, drain, end, reference, speak
-from resolving import Engine
+from sine_engines import Engine, assert_empty, audio, config_of, drain, end, reference, speak
+from sine_models import LiveSineModel, VoicedSineModel
 
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import EngineBusy, InvalidRequest

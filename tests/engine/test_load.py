@@ -8,8 +8,7 @@ import random
 import msgspec
 import numpy as np
 import pytest
-from listening import Clock, SlowModel, audio, config_of, drain, end, engine_of, reference, speak, underruns
-from resolving import Engine
+from sine_engines import Clock, Engine, SlowModel, audio, config_of, drain, end, engine_of, reference, speak, underruns
 
 from sonoro.core.errors import EngineBusy
 from sonoro.core.types import AudioChunk, Event, Finished, SpeechRequest

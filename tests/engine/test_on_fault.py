@@ -1,9 +1,8 @@
 """What becomes of segments that go wrong as the attention says: over a model that goes wrong with seeds below 10."""
 
 import pytest
-from fakes.erring_sine import ErringModel
-from listening import HOP, audio, config_of, drain, end
-from resolving import Engine
+from sine_engines import HOP, Engine, audio, config_of, drain, end
+from sine_models import ErringModel
 
 from sonoro.core.errors import InvalidRequest
 from sonoro.core.events import Fault

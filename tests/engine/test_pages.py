@@ -9,9 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from fakes.voiced_sine import VoicedSineModel
-from listening import Clock, audio, config_of, drain, end, engine_of, speak, tuned
-from resolving import Engine
+from sine_engines import Clock, Engine, audio, config_of, drain, end, engine_of, speak, tuned
+from sine_models import VoicedSineModel
 
 import sonoro
 from sonoro.core.config import EngineConfig

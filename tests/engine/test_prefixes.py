@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from fakes.prefixed_sine import PrefixedSineModel
-from listening import audio, config_of, drain, end, speak
-from resolving import Engine
+from sine_engines import Engine, audio, config_of, drain, end, speak
+from sine_models import PrefixedSineModel
 
 from sonoro.core.types import AudioChunk, Event, Failed, SpeechRequest
 from sonoro.transport.messages import PrefixCounts

@@ -1,9 +1,8 @@
 """What a slot has room for: earlier segments are left out where it has not, and a bound that the operator may lift."""
 
 import pytest
-from fakes.sine import SineModel
-from listening import config_of, drain, end
-from resolving import Engine
+from sine_engines import Engine, config_of, drain, end
+from sine_models import SineModel
 
 from sonoro.core.types import SpeechRequest
 

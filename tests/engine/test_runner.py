@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from fakes.graphs import FunctionPool
-from fakes.sine import SineModel
 from families import TinyFamily, tiny
-from listening import Clock, audio, config_of, drain, end, engine_of, speak
-from resolving import Engine
+from sine_engines import Clock, Engine, audio, config_of, drain, end, engine_of, speak
+from sine_models import SineModel
+from without_gpu import FunctionPool
 
 from sonoro.audio import pcm as host
 from sonoro.core.config import EngineConfig

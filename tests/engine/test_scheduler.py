@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
-from listening import tuned
+from sine_engines import tuned
 
 from sonoro.core.types import SpeechRequest
 from sonoro.engine.request import Playback, Progress, Request

@@ -8,9 +8,8 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from fakes.voiced_sine import VoicedSineModel
-from listening import assert_empty, audio, config_of, drain, end, reference, speak
-from resolving import Engine
+from sine_engines import Engine, assert_empty, audio, config_of, drain, end, reference, speak
+from sine_models import VoicedSineModel
 
 from sonoro.core.errors import EngineBusy, InvalidReference, InvalidRequest, UnknownVoice
 from sonoro.core.types import Event, Failed, Finished, Reference, SpeechRequest

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from fakes.sine import SineModel
 from families import TinyFamily, tiny
-from resolving import Engine
+from sine_engines import Engine
+from sine_models import SineModel
 
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError

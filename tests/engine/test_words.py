@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 import numpy as np
 import pytest
-from fakes.shown_sine import ShownSineModel
-from fakes.sine import SineModel
-from resolving import Engine
+from sine_engines import Engine
+from sine_models import ShownSineModel, SineModel
 
 from sonoro.core.config import EngineConfig
 from sonoro.core.events import Word

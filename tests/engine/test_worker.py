@@ -17,13 +17,10 @@ from typing import cast
 import msgspec
 import pytest
 import torch
-from engine_peer import Peer
-from engine_processes import CONFIG, FACTORY, LONG, alone, nothing_left, run
-from fakes.graphs import FunctionPool
-from fakes.shown_sine import ShownSineModel
-from fakes.voiced_sine import VoicedSineModel
-from guard import GUARD_S
-from resolving import Engine, resolved
+from processes import GUARD_S
+from sine_engines import CONFIG, FACTORY, LONG, Engine, Peer, alone, nothing_left, resolved, run
+from sine_models import ShownSineModel, VoicedSineModel
+from without_gpu import FunctionPool
 
 from sonoro.core.config import LOG_LEVEL_VARIABLE, EngineConfig
 from sonoro.core.errors import ConfigError
@@ -323,9 +320,7 @@ def test_a_wrong_log_level_is_refused_like_any_other_setting() -> None:
     run(end())
 
 
-@pytest.mark.parametrize(
-    "factory", ["", "load", ":load", "fakes.sine_worker:", "fakes.sine_worker:none", "no.such:load"]
-)
+@pytest.mark.parametrize("factory", ["", "load", ":load", "sine_models:", "sine_models:none", "no.such:load"])
 def test_a_factory_that_is_not_there_is_refused(factory: str) -> None:
     with pytest.raises(ConfigError, match="module:function") as refusal:
         load(WorkerSettings(factory=factory))

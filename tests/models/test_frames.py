@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from capture import device_only
 from families import TinyFamily, tiny
-from near_ties import rows_of
-from rounding import rounding_by_shape
-from speaking import begin, capacity, pages_of
+from parity import begin, capacity, pages_of, rounding_by_shape, rows_of
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
+from without_gpu import device_only
 
 from sonoro.core.errors import ConfigError
 from sonoro.core.types import SamplingParams

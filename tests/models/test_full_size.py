@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from near_ties import NEAR_TIE, SPREAD, moved
-from speaking import begin, capacity
+from parity import NEAR_TIE, SPREAD, begin, capacity, moved
 from torch import Tensor
 
 from sonoro.core.types import SamplingParams, SpeechRequest

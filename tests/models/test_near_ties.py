@@ -3,8 +3,7 @@
 import pytest
 import torch
 from families import FAMILIES
-from near_ties import NEAR_TIE, SPREAD, moved
-from speaking import capacity
+from parity import NEAR_TIE, SPREAD, capacity, moved
 
 GREEDY = {
     "talker": {"temperature": 0, "subtalker_dosample": False},

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from families import TinyFamily, tiny
-from speaking import begin, capacity
+from parity import begin, capacity
 
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError

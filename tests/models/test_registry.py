@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
+from parity import begin, capacity
 from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_tensors
-from speaking import begin, capacity
 from tiny_checkpoint import write_checkpoint
 
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, ConfigError, TensorMismatch

@@ -5,10 +5,10 @@ import re
 from pathlib import Path
 
 import pytest
-from fakes.sine import SineModel
 from families import FAMILIES, TinyFamily
 from families import tiny as tiny  # noqa: PLC0414 (a fixture)
-from resolving import Engine
+from sine_engines import Engine
+from sine_models import SineModel
 
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError

@@ -9,13 +9,12 @@ import pytest
 import tiny_dual_ar
 import tiny_vox_lm
 import torch
-from capture import device_only
 from families import FAMILIES, TinyFamily, tiny
-from full_attention import assert_shares_of, full_attention
-from resolving import Engine
-from speaking import begin, capacity
+from parity import assert_shares_of, begin, capacity, full_attention
+from sine_engines import Engine
 from tiny_checkpoint import write_checkpoint
 from torch import Tensor
+from without_gpu import device_only
 
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import CheckpointError

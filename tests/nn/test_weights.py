@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from families import FAMILIES
-from guard import GUARD_S
+from processes import GUARD_S
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 

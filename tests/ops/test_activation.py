@@ -1,7 +1,7 @@
 import pytest
 import torch
-from forked_engines import run_without_triton
-from interpreter import in_the_interpreter
+from processes import run_without_triton
+from without_gpu import in_the_interpreter
 
 from sonoro.ops.activation import snake_beta, snake_beta_kernel, snake_beta_rates, snake_beta_reference, snake_rates
 

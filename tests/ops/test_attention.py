@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from capture import device_only
-from forked_engines import run_without_triton
-from interpreter import INTERPRETED, in_the_interpreter
+from processes import run_without_triton
 from torch import Tensor
+from without_gpu import INTERPRETED, device_only, in_the_interpreter
 
 from sonoro.ops import attention
 from sonoro.ops.attention import (

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from capture import device_only
-from interpreter import INTERPRETED, in_the_interpreter
 from torch import Tensor
+from without_gpu import INTERPRETED, device_only, in_the_interpreter
 
 from sonoro.ops.bidirectional import (
     bidirectional_attention,

@@ -1,7 +1,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from interpreter import in_the_interpreter
+from without_gpu import in_the_interpreter
 
 from sonoro.ops import causal
 from sonoro.ops.activation import snake_rates

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from interpreter import in_the_interpreter
+from without_gpu import in_the_interpreter
 
 from sonoro.ops.activation import snake_beta_rates
 from sonoro.ops.conv import (

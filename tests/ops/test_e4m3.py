@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from interpreter import in_the_interpreter
 from torch import Tensor
+from without_gpu import in_the_interpreter
 
 from sonoro.compile.variants import Variant, card_named, recording
 from sonoro.models import registry

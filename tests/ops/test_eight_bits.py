@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from interpreter import in_the_interpreter
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from without_gpu import in_the_interpreter
 
 from sonoro.ops.eight_bits import dequantized, quantize
 from sonoro.ops.linear import (

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from capture import device_only
-from interpreter import INTERPRETED, in_the_interpreter
+from without_gpu import INTERPRETED, device_only, in_the_interpreter
 
 from sonoro.ops.flow import PatchProjections, SolverStep, advance, advance_kernel, advance_reference, guide
 

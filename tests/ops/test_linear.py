@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from forked_engines import run_without_triton
-from interpreter import in_the_interpreter
+from processes import run_without_triton
 from torch import Tensor
+from without_gpu import in_the_interpreter
 
 from sonoro.ops.device import TYPICAL
 from sonoro.ops.linear import (

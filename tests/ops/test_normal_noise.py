@@ -5,9 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from capture import device_only
-from interpreter import in_the_interpreter
 from torch import Tensor
+from without_gpu import device_only, in_the_interpreter
 
 from sonoro.ops.sample import normal_noise, normal_noise_kernel, normal_noise_reference, philox_words
 

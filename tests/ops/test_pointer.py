@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from interpreter import in_the_interpreter
 from torch import Tensor
+from without_gpu import in_the_interpreter
 
 from sonoro.ops.attention import HeadNorms, PagedKV, decode_attention_reference
 from sonoro.ops.pointer import Watched, point_kernel, point_reference

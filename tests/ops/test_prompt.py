@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from interpreter import in_the_interpreter
+from without_gpu import in_the_interpreter
 
 from sonoro.ops.attention import HeadNorms, PagedKV, decode_attention_reference
 from sonoro.ops.prompt import keep_prompt, keep_prompt_kernel, keep_prompt_reference

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from capture import device_only
-from interpreter import in_the_interpreter
 from torch import Tensor
+from without_gpu import device_only, in_the_interpreter
 
 from sonoro.ops.repetition_aware import (
     Resample,

@@ -4,11 +4,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from forked_engines import run_command
+from processes import run_command
 
 pytest.importorskip("triton")
 
-IMPORTS = ("fakes.kernels", "torch._dynamo", "sonoro.compile.kernels")
+IMPORTS = ("small_kernels", "torch._dynamo", "sonoro.compile.kernels")
 
 CODE = """
 import torch

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from capture import device_only
-from interpreter import in_the_interpreter
 from torch import Tensor
+from without_gpu import device_only, in_the_interpreter
 
 from sonoro.ops import varlen
 from sonoro.ops.attention import PagedKV

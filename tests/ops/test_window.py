@@ -1,6 +1,6 @@
 import pytest
 import torch
-from interpreter import in_the_interpreter
+from without_gpu import in_the_interpreter
 
 from sonoro.ops.window import window_attention, window_attention_kernel, window_attention_reference
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from engine_processes import CONFIG, FACTORY, nothing_left
+from sine_engines import CONFIG, FACTORY, nothing_left
 from tiny_checkpoint import write_checkpoint
 
 from encoding import VoiceBench, arguments, run

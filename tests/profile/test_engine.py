@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from engine_processes import FACTORY, nothing_left
+from sine_engines import FACTORY, nothing_left
 from tiny_checkpoint import write_checkpoint
 
 from sonoro.core.config import EngineConfig, Tuning

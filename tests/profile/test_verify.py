@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from command_line import Run, sonoro
 from families import FAMILIES
+from processes import Run, sonoro
 from safetensors.torch import load_file, save_file
 
 from sonoro.core.types import SamplingParams, SpeechRequest

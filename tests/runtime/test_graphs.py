@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from fakes.graphs import FunctionPool
 from torch import Tensor
+from without_gpu import FunctionPool
 
 from sonoro.ops.dispatch import Operation
 from sonoro.runtime.graphs import GraphPool, GraphSet

@@ -15,17 +15,17 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from client_contract import check_all
-from crowds import Crowd
-from engine_processes import command_of, parent_of, until
 from pydantic import ValidationError
 from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingContext
-from server_processes import Server
-from speakers import BUILTIN, SINE
+from servers import BUILTIN, SINE, Crowd, Server
+from sessions import check_all
+from sine_engines import command_of, parent_of, until
 
 from sonoro.core.errors import ConfigError
 from sonoro.scale import ByLoadAndWait, app
+
+pytestmark = pytest.mark.long
 
 TESTS, ROOT = Path(__file__).parents[1:3]
 
@@ -81,7 +81,7 @@ async def cluster() -> AsyncIterator[Cluster]:
         # It would let everything else on this machine run before them, and look for what has changed all the time.
         environment |= {"RAY_worker_niceness": "0", "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5"}
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "fakes.ray_cluster", folder),
+            *(sys.executable, Path(__file__).with_name("ray_cluster.py"), folder),
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -5,9 +5,9 @@ import json
 from pathlib import Path
 
 import pytest
-from engine_processes import LONG, alone, nothing_left, run, until
-from fakes.voiced_sine import VoicedSineModel
-from server_processes import SETTINGS, check_error, recording, serving, sound
+from servers import SETTINGS, check_error, recording, serving, sound
+from sine_engines import LONG, alone, nothing_left, run, until
+from sine_models import VoicedSineModel
 
 from sonoro.core.types import SamplingParams, SpeechRequest
 from sonoro.server.config import ServerConfig

@@ -10,9 +10,9 @@ import time
 
 import httpx
 import pytest
-from engine_processes import CONFIG, LONG, alone, engines, nothing_left, run, until
-from guard import GUARD_S
-from server_processes import SETTINGS, check_error, serving
+from processes import GUARD_S
+from servers import SETTINGS, check_error, serving
+from sine_engines import CONFIG, LONG, alone, engines, nothing_left, run, until
 
 from sonoro.core.types import SpeechRequest
 from sonoro.server.errors import TooManyRequests

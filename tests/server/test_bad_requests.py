@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from engine_processes import alone, nothing_left, run
-from guard import GUARD_S
-from server_processes import SETTINGS, check_error, recording, serving, sound
+from processes import GUARD_S
+from servers import SETTINGS, check_error, recording, serving, sound
+from sine_engines import alone, nothing_left, run
 
 from sonoro.core.types import SpeechRequest
 

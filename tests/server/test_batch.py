@@ -8,9 +8,9 @@ from typing import Any
 
 import httpx
 import pytest
-from engine_processes import LONG, alone, nothing_left, run, until
-from fakes.sine_worker import HELD
-from server_processes import SETTINGS, Server, recording, serving
+from servers import SETTINGS, Server, recording, serving
+from sine_engines import LONG, alone, nothing_left, run, until
+from sine_models import HELD
 
 from sonoro.core.types import SpeechRequest
 from sonoro.server.batch import Item

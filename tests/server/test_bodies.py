@@ -7,7 +7,7 @@ import time
 import wave
 
 import pytest
-from loop_watch import MAX_STRETCH_S
+from servers import MAX_STRETCH_S
 
 from sonoro.audio.files import wav_header
 from sonoro.core.types import Finished, Timings

@@ -8,11 +8,9 @@ import signal
 
 import httpx
 import pytest
-from client_contract import VOICES, check_all
-from engine_processes import CONFIG, LONG, alone, engines, nothing_left, run, until
-from live_sessions import session
-from server_processes import SETTINGS, check_error, serving, sound
-from speakers import SINE
+from servers import SETTINGS, SINE, check_error, serving, sound
+from sessions import VOICES, check_all, session
+from sine_engines import CONFIG, LONG, alone, engines, nothing_left, run, until
 
 from sonoro.core.types import SpeechRequest
 from sonoro.transport.messages import WorkerSettings

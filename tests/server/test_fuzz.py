@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from engine_processes import nothing_left, run
-from server_processes import SETTINGS, serving
+from servers import SETTINGS, serving
+from sine_engines import nothing_left, run
 
 __all__ = ["nothing_left"]
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from engine_processes import LONG, launch_fleet, nothing_left, run, until
+from sine_engines import LONG, launch_fleet, nothing_left, run, until
 
 from sonoro.audio.encoders import Encoder, Encoding
 from sonoro.core.types import Finished, SpeechRequest

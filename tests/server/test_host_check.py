@@ -5,9 +5,9 @@ import dataclasses
 import json
 
 import pytest
-from engine_processes import nothing_left, run
-from live_sessions import session
-from server_processes import SETTINGS, check_error, serving
+from servers import SETTINGS, check_error, serving
+from sessions import session
+from sine_engines import nothing_left, run
 from starlette.types import Message, Receive, Scope, Send
 from websockets.exceptions import InvalidStatus
 

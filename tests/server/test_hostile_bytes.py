@@ -6,10 +6,9 @@ import contextlib
 import os
 
 import pytest
-from engine_processes import nothing_left, run
-from live_sessions import PATH
-from loop_watch import never_blocked
-from server_processes import Server, serving
+from servers import Server, never_blocked, serving
+from sessions import PATH
+from sine_engines import nothing_left, run
 
 __all__ = ["nothing_left"]
 

@@ -11,9 +11,9 @@ import socket
 from collections.abc import AsyncIterator
 
 import pytest
-from engine_processes import children, nothing_left, run, until
-from guard import GUARD_S
-from server_processes import SETTINGS, Server, serving
+from processes import GUARD_S
+from servers import SETTINGS, Server, serving
+from sine_engines import children, nothing_left, run, until
 
 from sonoro.server.app import BACKLOG, LoopErrors
 from sonoro.server.config import ServerConfig

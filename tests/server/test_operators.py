@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
-from engine_processes import CONFIG, engines, nothing_left, run, until
-from fakes.sine_worker import HELD
-from server_processes import SETTINGS, Server, check_error, serving
+from servers import SETTINGS, Server, check_error, serving
+from sine_engines import CONFIG, engines, nothing_left, run, until
+from sine_models import HELD
 
 from sonoro.core.errors import EngineClosed
 from sonoro.server.health import Health
@@ -70,8 +70,8 @@ def test_a_server_whose_engines_are_spent_ends_with_an_error(nothing_left: Path)
     """So a container or a service is started again: alive and never ready, it would stay as it is for ever."""
     script = """
 import asyncio
-from engine_processes import launch_fleet
-from server_processes import SETTINGS
+from sine_engines import launch_fleet
+from servers import SETTINGS
 from sonoro.server.app import serve
 from sonoro.server.listening import listen
 with listen(SETTINGS) as sock:

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from engine_processes import CONFIG, LONG, alone, nothing_left, run, until
 from playwright.async_api import FilePayload, Page, async_playwright, expect
-from server_processes import SETTINGS, Server, serving
+from servers import SETTINGS, Server, serving
+from sine_engines import CONFIG, LONG, alone, nothing_left, run, until
 
 from sonoro.core.config import EngineConfig
 from sonoro.core.types import SpeechRequest

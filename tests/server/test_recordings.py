@@ -15,10 +15,9 @@ import msgspec
 import numpy as np
 import pytest
 import soundfile
-from engine_processes import nothing_left, run, until
-from fakes.voiced_sine import VoicedSineModel
-from loop_watch import never_blocked
-from server_processes import recording, serving, sound
+from servers import never_blocked, recording, serving, sound
+from sine_engines import nothing_left, run, until
+from sine_models import VoicedSineModel
 
 from sonoro.core.errors import InvalidReference
 from sonoro.core.types import Reference

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from engine_processes import nothing_left, run, until
-from live_sessions import PATH, session
-from server_processes import SETTINGS, Server, serving
+from servers import SETTINGS, Server, serving
+from sessions import PATH, session
+from sine_engines import nothing_left, run, until
 
 from sonoro.core.logs import LineFormatter
 from sonoro.server.speech import SpeechFactory

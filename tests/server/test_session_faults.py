@@ -12,9 +12,9 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
-from engine_processes import LONG, engines, nothing_left, run, until
-from live_sessions import TEXT, Session, ended, session, whole
-from server_processes import SETTINGS, serving
+from servers import SETTINGS, serving
+from sessions import TEXT, Session, ended, session, whole
+from sine_engines import LONG, engines, nothing_left, run, until
 from starlette.websockets import WebSocket, WebSocketDisconnect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 

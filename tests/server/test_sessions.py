@@ -8,9 +8,9 @@ import itertools
 import numpy as np
 import pytest
 import soundfile
-from engine_processes import LONG, nothing_left, run, until
-from live_sessions import TEXT, ended, session, whole
-from server_processes import SETTINGS, recording, serving
+from servers import SETTINGS, recording, serving
+from sessions import TEXT, ended, session, whole
+from sine_engines import LONG, nothing_left, run, until
 
 from sonoro.core.config import EngineConfig
 from sonoro.transport.fleet import Fleet

@@ -6,8 +6,8 @@ import json
 
 import openai
 import pytest
-from engine_processes import nothing_left, run
-from server_processes import SETTINGS, check_error, serving, sound
+from servers import SETTINGS, check_error, serving, sound
+from sine_engines import nothing_left, run
 
 __all__ = ["nothing_left"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from fakes.voiced_sine import VoicedSineModel
+from sine_models import VoicedSineModel
 from tiny_checkpoint import write_checkpoint
 
 from builtin_voice import settings

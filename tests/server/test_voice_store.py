@@ -18,10 +18,9 @@ import msgspec
 import pytest
 import safetensors.torch
 import torch
-from engine_processes import run, until
 from fsspec.implementations.memory import MemoryFileSystem
-from guard import GUARD_S
-from listening import reference
+from processes import GUARD_S
+from sine_engines import reference, run, until
 
 from sonoro.core.errors import ConfigError, EngineError, InvalidRequest, UnknownVoice, VoiceExists
 from sonoro.core.types import Reference

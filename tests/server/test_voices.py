@@ -10,8 +10,8 @@ from typing import Any
 
 import httpx
 import pytest
-from engine_processes import CONFIG, engines, nothing_left, run, until
-from server_processes import SETTINGS, Server, check_error, recording, serving, sound
+from servers import SETTINGS, Server, check_error, recording, serving, sound
+from sine_engines import CONFIG, engines, nothing_left, run, until
 
 from sonoro.server import voice_directory, voices
 

@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 import pytest
-from engine_processes import nothing_left, run
-from live_sessions import Session, session
-from server_processes import Server, check_error, serving
+from servers import Server, check_error, serving
+from sessions import Session, session
+from sine_engines import nothing_left, run
 
 __all__ = ["nothing_left"]
 

@@ -1,4 +1,4 @@
-"""The tiny Fish language model and prompts for it, without a checkpoint folder."""
+"""The tiny Fish S2 Pro, loaded without a checkpoint folder: the model, prompts and the codec."""
 
 import functools
 import tempfile
@@ -6,16 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import tiny_fish
 import torch
-from reference_assets import Case, load
-from speaking import begin
+from parity import Case, begin, load
+from tiny_fish import TINY_CODEC, TRANSFORMER, write_codec
 from torch import Tensor
 
 from sonoro.core.types import SamplingParams
 from sonoro.models.base import Voice
-from sonoro.models.fish_s2 import weights
+from sonoro.models.fish_s2 import codec_weights, weights
 from sonoro.models.fish_s2.backbone import DualAR
+from sonoro.models.fish_s2.codec import CodecConfig
 from sonoro.models.fish_s2.config import ModelConfig
 from sonoro.models.fish_s2.prompt import ConversationBuilder, FishVoice
 from sonoro.models.fish_s2.state import prefill, stage
@@ -88,3 +90,22 @@ def begin_rows(lm: DualAR, state: DepthState, prompts: Sequence[RowPrompt], slot
     begin(
         SimpleNamespace(stage=stage, admit=admit_staged, prefill=functools.partial(prefill, lm)), state, prompts, slots
     )
+
+
+CPU = torch.device("cpu")
+CONFIG = msgspec.convert(TINY_CODEC, CodecConfig)
+TILED = TINY_CODEC | {
+    "transformer": TRANSFORMER | {"intermediate": 32, "heads": 2, "kv_heads": 2, "head_width": 32, "window": 20},
+    "decoder_dim": 128,
+}
+"""Sizes that the kernels take."""
+
+
+def make_codec(config=TINY_CODEC, dtype=torch.float64, snake_std=0.3):
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / codec_weights.CODEC_FILE
+        write_codec(file, config=config, snake_std=snake_std)
+        codec = codec_weights.FILE.load(file, msgspec.convert(config, CodecConfig), device=CPU, dtype=torch.float32)
+    codec = codec.to(dtype)
+    codec.finalize()
+    return codec

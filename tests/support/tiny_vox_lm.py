@@ -1,4 +1,4 @@
-"""The tiny VoxCPM2 language models and prompts for them, without a checkpoint folder."""
+"""The tiny VoxCPM2, loaded without a checkpoint folder: the model, prompts and the codec."""
 
 import functools
 import tempfile
@@ -6,17 +6,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import tiny_vox
 import torch
-from reference_assets import Case, load
-from speaking import begin
+from parity import Case, begin, load
+from tiny_vox import TINY_CODEC, write_codec
 from torch import Tensor
 
 from sonoro.core.types import SamplingParams
 from sonoro.models.base import Spoken, Voice
 from sonoro.models.shared.slots import RowPrompt
-from sonoro.models.voxcpm2 import weights
+from sonoro.models.voxcpm2 import codec_weights, weights
 from sonoro.models.voxcpm2.backbone import VoxLM
+from sonoro.models.voxcpm2.codec import CodecConfig
 from sonoro.models.voxcpm2.config import ModelConfig
 from sonoro.models.voxcpm2.prompt import PromptBuilder, VoxVoice
 from sonoro.models.voxcpm2.state import FrameState, admit, prefill, stage
@@ -105,3 +107,19 @@ def random_prompt(key: int, wanted: Controls) -> RowPrompt:
 def begin_rows(lm: VoxLM, state: FrameState, prompts: Sequence[RowPrompt], slots: Tensor) -> None:
     """Bring rows `slots` to the first frame of `prompts`."""
     begin(SimpleNamespace(stage=stage, admit=admit, prefill=functools.partial(prefill, lm)), state, prompts, slots)
+
+
+CPU = torch.device("cpu")
+CONFIG = msgspec.convert(TINY_CODEC, CodecConfig)
+TILED = TINY_CODEC | {"latent_dim": 16, "decoder_dim": 128}
+"""Sizes that the kernels take."""
+
+
+def make_codec(config=TINY_CODEC, dtype=torch.float64, snake_std=0.3):
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / codec_weights.CODEC_FILE
+        write_codec(file, config=config, snake_std=snake_std)
+        codec = codec_weights.FILE.load(file, msgspec.convert(config, CodecConfig), device=CPU, dtype=torch.float32)
+    codec = codec.to(dtype)
+    codec.finalize()
+    return codec

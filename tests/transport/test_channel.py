@@ -3,8 +3,8 @@
 import asyncio
 from pathlib import Path
 
-from engine_peer import Peer
-from guard import GUARD_S
+from processes import GUARD_S
+from sine_engines import Peer
 
 from sonoro.core.types import AudioChunk, SpeechRequest
 from sonoro.transport.channel import WorkerLink

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from engine_processes import CONFIG, LONG, alone, gather, launch, nothing_left, run, until
-from fakes.sine import SineModel
-from fakes.sine_worker import HELD
+from sine_engines import CONFIG, LONG, alone, gather, launch, nothing_left, run, until
+from sine_models import HELD, SineModel
 
 from sonoro.core.config import Tuning
 from sonoro.core.errors import EngineBusy, EngineClosed, EngineCrashed, EngineError, InvalidRequest, UnknownVoice

@@ -6,9 +6,8 @@ import os
 import signal
 
 import pytest
-from engine_processes import CONFIG, LONG, alone, engines, gather, launch_fleet, nothing_left, run, until
-from guard import GUARD_S
-from listening import reference
+from processes import GUARD_S
+from sine_engines import CONFIG, LONG, alone, engines, gather, launch_fleet, nothing_left, reference, run, until
 
 from sonoro.core.errors import (
     CheckpointNotFound,

@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from engine_processes import (
+from processes import GUARD_S
+from sine_engines import (
     FACTORY,
     LONG,
     alone,
@@ -23,7 +24,6 @@ from engine_processes import (
     until,
     whole_starts,
 )
-from guard import GUARD_S
 
 from sonoro.core.errors import CheckpointNotFound, ConfigError, EngineClosed, EngineCrashed, EngineError
 from sonoro.core.types import SpeechRequest

@@ -6,7 +6,7 @@ import os
 import signal
 
 import pytest
-from engine_processes import CONFIG, alone, engines, gather, launch, nothing_left, run, until
+from sine_engines import CONFIG, alone, engines, gather, launch, nothing_left, run, until
 
 from sonoro.core.errors import EngineCrashed, InvalidRequest
 from sonoro.core.types import Finished, SpeechRequest

@@ -6,8 +6,7 @@ import os
 import signal
 
 import pytest
-from engine_processes import CONFIG, LONG, engines, gather, launch, nothing_left, run, until
-from listening import reference
+from sine_engines import CONFIG, LONG, engines, gather, launch, nothing_left, reference, run, until
 
 from sonoro.core.errors import EngineClosed, EngineCrashed, InvalidRequest, UnknownVoice
 from sonoro.core.types import AudioChunk, Reference, SpeechRequest

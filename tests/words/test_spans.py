@@ -1,13 +1,17 @@
 """Words as written, and the tokens that speak them, whatever is spelled out in between."""
 
 import itertools
+import json
 import re
+from collections import ChainMap
+from pathlib import Path
 
 import pytest
-from english_texts import SPOKEN
 
 from sonoro.text.english.normalize import normalize_english
 from sonoro.words.spans import spoken_words, word_spans
+
+SPOKEN = ChainMap(*json.loads((Path(__file__).parents[1] / "assets" / "english.json").read_text("utf-8")).values())
 
 
 def words_of(text: str) -> list[str]:

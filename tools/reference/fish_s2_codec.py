@@ -1,4 +1,4 @@
-"""Run the official Fish Audio S2 codec with the tiny weights of tests/support/tiny_fish_codec.py and store its results.
+"""Run the official Fish Audio S2 codec with the tiny weights of tests/support/tiny_fish.py and store its results.
 
     python fish_s2_codec.py --source FOLDER --out tests/assets/fish_s2
 
@@ -23,7 +23,7 @@ from safetensors.numpy import save_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
-import tiny_fish_codec
+import tiny_fish
 
 MASK_SIDE = 32768
 """Side of a square mask that each transformer allocates but never reads."""
@@ -51,7 +51,7 @@ def import_official(source: Path) -> tuple[types.ModuleType, types.ModuleType]:
 def build(source: Path, tensors: dict[str, np.ndarray]) -> Any:
     """The official codec in tiny sizes, with exactly `tensors`."""
     dac, rvq = import_official(source)
-    sizes = tiny_fish_codec.TINY_CODEC
+    sizes = tiny_fish.TINY_CODEC
     ones = torch.ones
     torch.ones = lambda *shape, **kwargs: ones(*((1, 1) if shape == (MASK_SIDE, MASK_SIDE) else shape), **kwargs)
 
@@ -102,7 +102,7 @@ def main() -> None:
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
-    tensors = tiny_fish_codec.codec_tensors()
+    tensors = tiny_fish.codec_tensors()
     codec = build(arguments.source, tensors)
     random = np.random.default_rng(0)
     stored: dict[str, np.ndarray] = {}
@@ -112,14 +112,14 @@ def main() -> None:
             codes[..., 0] = random.integers(0, 64, (2, frames))
             audio = codec.from_indices(torch.from_numpy(codes.transpose(0, 2, 1).copy()))
             stored |= {f"{name}/codes": codes, f"{name}/audio": audio[:, 0].numpy()}
-        for samples in (1, tiny_fish_codec.HOP, 999, 5000):
-            audio = (tiny_fish_codec.sound(samples) * 32767).astype(np.int16)
+        for samples in (1, tiny_fish.HOP, 999, 5000):
+            audio = (tiny_fish.sound(samples) * 32767).astype(np.int16)
             signal = torch.from_numpy(audio.astype(np.float32) / np.float32(32768))
             codes, _ = codec.encode(signal[None, None])
             stored |= {f"encode_{samples}/audio": audio, f"encode_{samples}/codes": codes[0].T.numpy()}
     arguments.out.mkdir(parents=True, exist_ok=True)
     file = arguments.out / "codec.safetensors"
-    metadata = {"weights": tiny_fish_codec.digest(tensors), "torch": torch.__version__, "numpy": np.__version__}
+    metadata = {"weights": tiny_fish.digest(tensors), "torch": torch.__version__, "numpy": np.__version__}
     save_file({name: np.ascontiguousarray(tensor) for name, tensor in stored.items()}, file, metadata=metadata)
     print(f"wrote {len(stored)} tensors, {file.stat().st_size} bytes, to {file}")
 

@@ -4,7 +4,7 @@
 
 Runs in an environment of its own (requirements.txt beside this file, then `pip install --no-deps qwen-tts==0.1.1`).
 Imports only the tests' checkpoint writer. The output is one `{group}.safetensors` per group, with tensors named
-`{case}/{tensor}`, and scenarios.json with each case's facts; tests/support/reference_assets.py reads them.
+`{case}/{tensor}`, and scenarios.json with each case's facts; tests/support/parity.py reads them.
 On one machine a rerun writes the same bytes; on another, integers are equal and floats differ by their rounding.
 """
 

@@ -1,4 +1,4 @@
-"""Run the official AudioVAE v2 with the tiny weights of tests/support/tiny_vox_codec.py and store its results.
+"""Run the official AudioVAE v2 with the tiny weights of tests/support/tiny_vox.py and store its results.
 
     python voxcpm2_vae.py --out tests/assets/voxcpm2
 
@@ -21,8 +21,8 @@ from safetensors.numpy import save_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
-import tiny_fish_codec
-import tiny_vox_codec
+import tiny_fish
+import tiny_vox
 
 ENCODED = ((1, "right"), (40, "left"), (41, "left"), (41, "right"), (2999, "left"), (2999, "right"))
 """Lengths of recordings in samples, and the side on which they are padded to whole patches."""
@@ -45,7 +45,7 @@ def import_official() -> types.ModuleType:
 def build(tensors: dict[str, np.ndarray]) -> Any:
     """The official class in tiny sizes, with exactly `tensors`."""
     official = import_official()
-    vae = official.AudioVAE(official.AudioVAEConfig(**tiny_vox_codec.TINY_CODEC))
+    vae = official.AudioVAE(official.AudioVAEConfig(**tiny_vox.TINY_CODEC))
     vae.load_state_dict({name: torch.from_numpy(tensor) for name, tensor in tensors.items()}, strict=True)
     return vae.eval()
 
@@ -56,8 +56,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
-    tensors = tiny_vox_codec.codec_tensors()
-    vae, random, patch = build(tensors), np.random.default_rng(0), tiny_vox_codec.PATCH
+    tensors = tiny_vox.codec_tensors()
+    vae, random, patch = build(tensors), np.random.default_rng(0), tiny_vox.PATCH
     stored: dict[str, np.ndarray] = {}
 
     def columns(patches: np.ndarray) -> torch.Tensor:
@@ -69,18 +69,18 @@ def main() -> None:
             stored |= {f"{name}/patches": patches, f"{name}/audio": vae.decode(columns(patches))[:, 0].numpy()}
         # A continued clip: its last three patches are decoded first, and their audio is cut off.
         prompt, made = np.split(random.standard_normal((1, 17, patch, vae.latent_dim)).astype(np.float32), [9], axis=1)
-        audio = vae.decode(columns(np.concatenate([prompt[:, -3:], made], axis=1)))[:, 0, 3 * tiny_vox_codec.HOP :]
+        audio = vae.decode(columns(np.concatenate([prompt[:, -3:], made], axis=1)))[:, 0, 3 * tiny_vox.HOP :]
         stored |= {"continued/prompt": prompt[0], "continued/patches": made, "continued/audio": audio.numpy()}
         for samples, side in ENCODED:
-            audio = (tiny_fish_codec.sound(samples) * 32767).astype(np.int16)
+            audio = (tiny_fish.sound(samples) * 32767).astype(np.int16)
             signal = torch.from_numpy(audio.astype(np.float32) / np.float32(32768))
-            pad = -samples % tiny_vox_codec.ENCODER_HOP
+            pad = -samples % tiny_vox.ENCODER_HOP
             signal = F.pad(signal, (pad, 0) if side == "left" else (0, pad))
             latents = vae.encode(signal[None], vae.sample_rate)[0].mT.reshape(-1, patch, vae.latent_dim)
             stored |= {f"encode_{samples}_{side}/audio": audio, f"encode_{samples}_{side}/patches": latents.numpy()}
     arguments.out.mkdir(parents=True, exist_ok=True)
     file = arguments.out / "vae.safetensors"
-    metadata = {"weights": tiny_fish_codec.digest(tensors), "torch": torch.__version__, "numpy": np.__version__}
+    metadata = {"weights": tiny_fish.digest(tensors), "torch": torch.__version__, "numpy": np.__version__}
     save_file({name: np.ascontiguousarray(tensor) for name, tensor in stored.items()}, file, metadata=metadata)
     print(f"wrote {len(stored)} tensors, {file.stat().st_size} bytes, to {file}")
 

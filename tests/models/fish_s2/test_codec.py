@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from fish_codec import CONFIG, make_codec
 from safetensors import safe_open
-from tiny_codec import close, stream
-from tiny_fish_codec import HOP, codec_tensors, digest
+from tiny_dual_ar import CONFIG, make_codec
+from tiny_fish import HOP, codec_tensors, digest
+from tiny_talker import close, stream
 
 from sonoro.core.errors import CheckpointError
 from sonoro.models.fish_s2 import codec_weights, encoder

@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from fish_codec import CONFIG, CPU, make_codec
-from tiny_fish_codec import codec_tensors, sound
+from tiny_dual_ar import CONFIG, CPU, make_codec
+from tiny_fish import codec_tensors, sound
 
 from sonoro.models.fish_s2 import codec_weights
 from sonoro.models.fish_s2.codec import CodecConfig

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from speaking import capacity
+from parity import capacity
 from tiny_dual_ar import begin_rows, builder, cases, controls, random_prompt, tiny_dual_ar, voice_of
 from tiny_fish import uniforms
 from torch import Tensor

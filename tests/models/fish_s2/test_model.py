@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import tiny_fish
 import torch
-from listening import audio, drain, end
-from resolving import Engine
-from speaking import begin, capacity
+from parity import begin, capacity
+from sine_engines import Engine, audio, drain, end
 from tiny_dual_ar import cases, voice_of
-from tiny_fish_codec import HOP
+from tiny_fish import HOP
 from torch import Tensor
 
 from sonoro.core.config import EngineConfig

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import tiny_fish
 import torch
-from reference_assets import load as stored_cases
+from parity import load as stored_cases
 from safetensors.torch import load_file, save_file
 from tiny_checkpoint import digest
 from tiny_dual_ar import tiny_config, tiny_dual_ar

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from reference_assets import Case
+from parity import Case
 from tiny_talker import controls, random_prompt, reference_prompt, stored_tensors, tiny_config, tiny_talker
 from torch import Tensor
 

@@ -3,9 +3,9 @@ import math
 
 import pytest
 import torch
-from reference_assets import audio_of
+from parity import audio_of
 from tiny_checkpoint import write_checkpoint
-from tiny_codec import FRAMES, RELEASED, RELEASED_ENCODER, SMALL, close, draw, fill, make_codec, stream
+from tiny_talker import FRAMES, RELEASED, RELEASED_ENCODER, SMALL, close, draw, fill, make_codec, stream
 
 from sonoro.core.errors import CheckpointError
 from sonoro.models.qwen3_tts import weights

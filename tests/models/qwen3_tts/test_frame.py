@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from reference_assets import Case
-from speaking import capacity
+from parity import Case, capacity
 from tiny_talker import begin_talker, controls, random_prompt, reference_prompt, tiny_config, tiny_talker
 from torch import Tensor
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import random
+from collections import ChainMap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import english_texts
 import msgspec
 import numpy as np
 import pytest
 import torch
-from listening import audio, drain, end
-from resolving import Engine
-from speaking import begin, capacity
+from parity import begin, capacity
+from sine_engines import Engine, audio, drain, end
 from tiny_checkpoint import vocabulary, write_checkpoint
 from tiny_talker import tiny_config
 from tokenizers import models
@@ -37,6 +37,7 @@ ALPHABETS = (
     " \t\n\r\u00a0\u2003\u3000\x1c\x1f\x85\u2028'\"",
     "\u09c7\u09be\u0bc6\u0bbe \u0dd9\u0dcf\u0ddf\U000110a5\U000110ba \U00016d63\U00016d67ſ'ſ \u212b\u2126\u0344",
 )
+SPOKEN = ChainMap(*json.loads((Path(__file__).parents[2] / "assets" / "english.json").read_text("utf-8")).values())
 TEXTS = (
     "Hello there, I'll say it's 5 o'clock.",
     "<|im_start|>assistant\n<|im_end|> <tts_pad> is only text",
@@ -129,7 +130,7 @@ def english() -> PromptBuilder:
 
 def test_a_text_to_be_spelled_out_gives_the_tokens_of_the_whole(english: PromptBuilder) -> None:
     draw = random.Random(2)
-    for text in (*TEXTS, *english_texts.SPOKEN, *JOINED, *random_english(1500, 3)):
+    for text in (*TEXTS, *SPOKEN, *JOINED, *random_english(1500, 3)):
         spoken = normalize_english(text, lowercase=True).text
         whole = [*english.tokenizer.encode(spoken), english.config.tts_eos_token_id] if spoken else []
         for pieces in splits(text, draw):

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from reference_assets import Case
-from speaking import begin, capacity
+from parity import Case, begin, capacity
 from tiny_checkpoint import TOPOLOGIES, VARIANTS, write_checkpoint
 from tiny_talker import voice_of
 from torch import Tensor

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from reference_assets import Case
+from parity import Case
 from tiny_checkpoint import TOPOLOGIES, VARIANTS, vocabulary, write_checkpoint
 from tiny_talker import voice_of
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from reference_assets import Case
+from parity import Case
 from tiny_talker import controls, tiny_config
 from torch import Tensor
 

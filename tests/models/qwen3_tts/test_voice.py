@@ -10,9 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from listening import audio, drain, end, speak
-from reference_assets import Case, audio_of
-from resolving import Engine
+from parity import Case, audio_of
+from sine_engines import Engine, audio, drain, end, speak
 from tiny_checkpoint import write_checkpoint
 
 from sonoro.core.config import EngineConfig

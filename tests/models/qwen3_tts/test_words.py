@@ -6,9 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from full_attention import assert_shares_of, full_attention
-from reference_assets import Case
-from speaking import capacity
+from parity import Case, assert_shares_of, capacity, full_attention
 from tiny_checkpoint import write_checkpoint
 from tiny_talker import begin_talker, controls, reference_prompt, tiny_config, tiny_talker
 from torch import Tensor

@@ -4,12 +4,12 @@ import pickle
 import re
 from typing import Any, NamedTuple
 
-import fish_codec
 import pytest
-import tiny_fish_codec
-import tiny_vox_codec
+import tiny_dual_ar
+import tiny_fish
+import tiny_vox
+import tiny_vox_lm
 import torch
-import vox_codec
 from torch import nn
 
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, TensorMismatch
@@ -59,17 +59,17 @@ class Codec(NamedTuple):
 CODECS = {
     "fish_s2": Codec(
         fish_weights,
-        fish_codec.CONFIG,
-        tiny_fish_codec,
-        fish_codec.make_codec,
+        tiny_dual_ar.CONFIG,
+        tiny_fish,
+        tiny_dual_ar.make_codec,
         "decoder.model.0.conv",
         "quantizer.post_module.layers.1.feed_forward.w3.weight",
     ),
     "voxcpm2": Codec(
         vox_weights,
-        vox_codec.CONFIG,
-        tiny_vox_codec,
-        vox_codec.make_codec,
+        tiny_vox_lm.CONFIG,
+        tiny_vox,
+        tiny_vox_lm.make_codec,
         "decoder.model.1",
         "decoder.sr_cond_model.3.bias_embed.weight",
     ),

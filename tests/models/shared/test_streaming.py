@@ -4,15 +4,14 @@ import copy
 import dataclasses
 import functools
 
-import fish_codec
 import pytest
-import tiny_codec
+import tiny_dual_ar
+import tiny_talker
+import tiny_vox_lm
 import torch
-import vox_codec
-from capture import device_only
-from families import FAMILIES
-from half_codecs import draw, scale_beyond, scaled, settled
-from tiny_codec import CHUNKS, FRAMES, close, stream
+from families import FAMILIES, draw, scale_beyond, scaled, settled
+from tiny_talker import CHUNKS, FRAMES, close, stream
+from without_gpu import device_only
 
 from sonoro.core.errors import ConfigError
 from sonoro.models import registry
@@ -20,12 +19,12 @@ from sonoro.models.base import Voice
 from sonoro.models.shared.codec_choice import HALF_LIMIT, snr_db
 from sonoro.nn.window import WindowLayer
 
-MAKERS = {"qwen3_tts": tiny_codec.make_codec, "fish_s2": fish_codec.make_codec, "voxcpm2": vox_codec.make_codec}
+MAKERS = {"qwen3_tts": tiny_talker.make_codec, "fish_s2": tiny_dual_ar.make_codec, "voxcpm2": tiny_vox_lm.make_codec}
 TILED = {
     "qwen3_tts": dataclasses.replace(
-        tiny_codec.SMALL,
+        tiny_talker.SMALL,
         decoder_config=dataclasses.replace(
-            tiny_codec.SMALL_DECODER,
+            tiny_talker.SMALL_DECODER,
             latent_dim=32,
             codebook_dim=32,
             decoder_dim=128,
@@ -37,8 +36,8 @@ TILED = {
             sliding_window=20,
         ),
     ),
-    "fish_s2": fish_codec.TILED,
-    "voxcpm2": vox_codec.TILED,
+    "fish_s2": tiny_dual_ar.TILED,
+    "voxcpm2": tiny_vox_lm.TILED,
 }
 """Small sizes that the kernels take."""
 HALVES = (torch.float16, torch.bfloat16)

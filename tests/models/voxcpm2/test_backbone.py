@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from reference_assets import Case
+from parity import Case
 from tiny_vox_lm import cases, tiny_lm
 from torch import Tensor
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from capture import device_only
 from safetensors import safe_open
-from tiny_codec import close, stream
-from tiny_fish_codec import digest, sound
-from tiny_vox_codec import ENCODER_HOP, HOP, PATCH, codec_tensors
-from vox_codec import CONFIG, make_codec
+from tiny_fish import digest, sound
+from tiny_talker import close, stream
+from tiny_vox import ENCODER_HOP, HOP, PATCH, codec_tensors
+from tiny_vox_lm import CONFIG, make_codec
+from without_gpu import device_only
 
 from sonoro.core.errors import CheckpointError
 from sonoro.models.base import Voice

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 from safetensors.torch import save_file
-from tiny_fish_codec import sound
-from tiny_vox_codec import TINY_CODEC, codec_tensors, write_codec
-from vox_codec import CONFIG, CPU, make_codec
+from tiny_fish import sound
+from tiny_vox import TINY_CODEC, codec_tensors, write_codec
+from tiny_vox_lm import CONFIG, CPU, make_codec
 
 from sonoro.core.errors import CheckpointError, TensorMismatch
 from sonoro.models.voxcpm2 import codec_weights

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import tiny_vox
 import torch
-from speaking import begin, capacity
+from parity import begin, capacity
 from tiny_vox_lm import NEVER, begin_rows, cases, controls, prompt_of, random_prompt, tiny_lm
 from torch import Tensor
 

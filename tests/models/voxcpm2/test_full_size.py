@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from speaking import begin, capacity
+from parity import begin, capacity
 from torch import Tensor
 
 from sonoro.core.types import SpeechRequest

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import tiny_vox
 import torch
-from listening import audio, drain, end
-from resolving import Engine
-from speaking import begin, capacity
-from tiny_vox_codec import ENCODER_HOP, HOP
+from parity import begin, capacity
+from sine_engines import Engine, audio, drain, end
+from tiny_vox import ENCODER_HOP, HOP
 from torch import Tensor
 
 from sonoro.core.config import EngineConfig

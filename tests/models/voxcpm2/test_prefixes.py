@@ -1,5 +1,5 @@
 """A recording that is only sounded like, shared between requests, over a tiny checkpoint: the frames of each are those
-of an engine that keeps nothing and speaks it alone.
+of an engine that keeps nothing and speaks it frames_alone.
 
 In float64: rows that are prefilled beside others, or behind pages, round differently, which feedback amplifies.
 """
@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 import tiny_vox
 import torch
-from listening import drain, end
-from rounding import rounding_by_shape
+from parity import rounding_by_shape
+from sine_engines import PAGE, Watched, drain, end, frames_alone
 from torch import Tensor
-from watched import PAGE, Watched, alone
 
 from sonoro.core.types import Finished, Reference, SpeechRequest
 from sonoro.models.base import SpeechModel
@@ -72,7 +71,7 @@ def test_a_voices_second_request_runs_only_its_own_rows(model: SpeechModel, monk
         request(4, "Both of them.", goes_on=True),
         request(5, "Hello you.", like=1),
     ]
-    expected = [alone(model, one) for one in requests]
+    expected = [frames_alone(model, one) for one in requests]
     monkeypatch.setattr(VoxLM, "embed", counted)
     watched = Watched(model)
     for one, frames in zip(requests, expected, strict=True):
@@ -105,7 +104,7 @@ def test_each_segment_shares_what_the_first_one_sounded_like(tmp_path: Path) -> 
     model = model_in(tmp_path, stop="always")
     watched, one = Watched(model), request(1, "It is one of them. " * 20, ignore_eos=False, max_frames=None)
     watched.say(one)
-    expected = alone(model, one)
+    expected = frames_alone(model, one)
     assert [len(pages) for pages in watched.shared] == [0, *[SHARED] * (len(expected) - 1)]
     assert watched.frames.keys() == expected.keys() == {(1, index) for index in range(len(expected))}
     assert len(expected) >= 2
@@ -121,7 +120,7 @@ def test_a_registered_voice_shares_with_its_recording(model: SpeechModel) -> Non
     named = request(2, "Like this.", references=(), voice="me", voice_digest=me.digest)
     watched.say(named)
     assert [len(pages) for pages in watched.shared] == [0, SHARED]
-    [(key, made)] = alone(model, request(2, "Like this.")).items()
+    [(key, made)] = frames_alone(model, request(2, "Like this.")).items()
     assert_alike(watched.frames[key], made)
 
 
@@ -133,7 +132,7 @@ def test_several_voices_at_once_say_what_each_says_alone(model: SpeechModel) -> 
         request(number, draw.choice(texts), like=draw.choice(likes), goes_on=draw.random() < 0.3)
         for number in range(16)
     ]
-    expected = dict(item for one in requests for item in alone(model, one).items())
+    expected = dict(item for one in requests for item in frames_alone(model, one).items())
     padded = {"prefill_buckets": (64, 512), "frame_batches": (1, 2, 4), "codec_batches": (1, 4)}
     watched = Watched(model, slots=4, max_positions=512, pages=24, **padded)
     engine, events, cancelled = watched.engine, list[Any](), set[str]()

@@ -6,8 +6,7 @@ import pytest
 import tiny_vox
 import torch
 from families import noise
-from listening import drain, end
-from resolving import Engine
+from sine_engines import Engine, drain, end
 
 from sonoro.api import TTS, speech_request
 from sonoro.core.config import EngineConfig

@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dialect_sockets import audio_of, socket
-from engine_processes import LONG, nothing_left, run, until
-from live_sessions import TEXT, whole
-from server_processes import serving
+from servers import serving
+from sessions import TEXT, audio_of, socket, whole
+from sine_engines import LONG, nothing_left, run, until
 
 __all__ = ["nothing_left"]
 

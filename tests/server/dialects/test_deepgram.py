@@ -5,10 +5,9 @@ import io
 
 import pytest
 import soundfile
-from dialect_sockets import audio_of, socket
-from engine_processes import LONG, nothing_left, run, until
-from live_sessions import TEXT, whole
-from server_processes import SETTINGS, serving
+from servers import SETTINGS, serving
+from sessions import TEXT, audio_of, socket, whole
+from sine_engines import LONG, nothing_left, run, until
 from websockets.exceptions import InvalidStatus
 
 __all__ = ["nothing_left"]

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from dialect_sockets import Socket, socket
-from engine_processes import nothing_left, run, until
-from server_processes import SETTINGS, Server, serving
+from servers import SETTINGS, Server, serving
+from sessions import Socket, socket
+from sine_engines import nothing_left, run, until
 from websockets.exceptions import ConnectionClosed
 
 __all__ = ["nothing_left"]

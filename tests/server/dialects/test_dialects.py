@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_processes import launch_fleet, nothing_left, run
-from server_processes import SETTINGS, serving
+from servers import SETTINGS, serving
+from sine_engines import launch_fleet, nothing_left, run
 
 import sonoro
 from sonoro.core.errors import ConfigError

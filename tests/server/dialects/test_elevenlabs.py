@@ -7,10 +7,9 @@ import json
 
 import httpx
 import pytest
-from dialect_sockets import audio_of, socket
-from engine_processes import LONG, nothing_left, run, until
-from live_sessions import TEXT, whole
-from server_processes import SETTINGS, serving
+from servers import SETTINGS, serving
+from sessions import TEXT, audio_of, socket, whole
+from sine_engines import LONG, nothing_left, run, until
 
 __all__ = ["nothing_left"]
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 import soundfile
-from engine_processes import until
-from guard import GUARD_S
-from server_processes import SETTINGS, Server, serving
+from processes import GUARD_S
+from servers import SETTINGS, Server, serving
+from sine_engines import until
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from wire_shapes import all_fit, fits, is_flow, messages_of, name_of, shape
@@ -281,7 +281,7 @@ def replaying() -> Iterator[tuple[asyncio.Runner, Replay]]:
     settings = dataclasses.replace(SETTINGS, wyoming="0", api_keys=(KEY,))
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory(prefix="s") as folder, asyncio.Runner() as runner:
         patch.setattr("tempfile.tempdir", folder)
-        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=os.pathsep)
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "support"), prepend=os.pathsep)
         logger.addHandler(listening)
         logger.setLevel(logging.INFO)
         try:

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import soundfile
-from engine_processes import LONG, nothing_left, run, until
-from guard import GUARD_S
-from live_sessions import PATH, TEXT, session, whole
-from server_processes import SETTINGS, Server, serving
+from processes import GUARD_S
+from servers import SETTINGS, Server, serving
+from sessions import PATH, TEXT, session, whole
+from sine_engines import LONG, nothing_left, run, until
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 

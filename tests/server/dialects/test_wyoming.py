@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator
 from typing import Any, ClassVar, Self
 
 import pytest
-from engine_processes import LONG, nothing_left, run, until
-from guard import GUARD_S
-from live_sessions import TEXT, whole
-from server_processes import SETTINGS, serving
+from processes import GUARD_S
+from servers import SETTINGS, serving
+from sessions import TEXT, whole
+from sine_engines import LONG, nothing_left, run, until
 from zeroconf import NonUniqueNameException
 from zeroconf.asyncio import AsyncServiceInfo
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import string
 import time
+from collections import ChainMap
+from pathlib import Path
 
-import english_texts
 import pytest
 
 from sonoro.text.english.normalize import normalize_english
 
+ENGLISH = dict(
+    ChainMap(*json.loads((Path(__file__).parents[2] / "assets" / "english.json").read_text("utf-8")).values())
+)
 SPOKEN = {
     "Dr. Smith lives on Elm Dr.": "Doctor Smith lives on Elm Drive.",
     "Mrs. O'Brien, 12 St. James St., St. Louis": "Missus O'Brien, twelve Saint James Street, Saint Louis.",
@@ -81,7 +86,7 @@ SPOKEN = {
 }
 
 
-@pytest.mark.parametrize(("text", "spoken"), [*SPOKEN.items(), *english_texts.SPOKEN.items()])
+@pytest.mark.parametrize(("text", "spoken"), [*SPOKEN.items(), *ENGLISH.items()])
 def test_is_written_out_as_spoken(text: str, spoken: str) -> None:
     result = normalize_english(text)
     assert result.text == spoken

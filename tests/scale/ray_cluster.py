@@ -1,6 +1,6 @@
 """A Ray of this machine with the application of `sonoro.scale` on it, for as long as stdin is open.
 
-`python -m fakes.ray_cluster FOLDER`: its answers are lines that begin with `answer`. The first is the address; then
+`python ray_cluster.py FOLDER`: its answers are lines that begin with `answer`. The first is the address; then
 `deploy builtin` (one replica of the built-in voice) and `deploy sine` (two of a slow sine), in place of what there is,
 are answered by how many deployments there were, `replicas` by how many are in which state.
 """
@@ -16,7 +16,7 @@ from sonoro.scale import app
 NAME = "speech"
 DEPLOYED = {
     "builtin": {"min_replicas": 1, "max_replicas": 1},
-    "sine": {"model": "slow_live", "factory": "fakes.sine_worker:load", "min_replicas": 2, "max_replicas": 2},
+    "sine": {"model": "slow_live", "factory": "sine_models:load", "min_replicas": 2, "max_replicas": 2},
 }
 
 

@@ -1,18 +1,19 @@
-"""Processes of Python forked from one that has imported what they need: two seconds of a processor less for each.
+"""Processes that tests start: forked from one that has imported what they need, and the command line.
 
-From there on they run, end and are killed as those that `sonoro.transport.launch` or `subprocess` starts. An engine in
-the place of one that ended badly is started as always; so is every process where forks cannot be adopted, which takes
-Linux.
+A fork takes two seconds of a core less than a new interpreter that imports PyTorch. Where forks cannot be adopted,
+which takes Linux, processes are started as always.
 """
 
 import asyncio
 import atexit
+import contextlib
 import ctypes
 import functools
 import gc
 import importlib
 import json
 import os
+import re
 import runpy
 import signal
 import socket
@@ -21,17 +22,72 @@ import sys
 import threading
 import time
 from asyncio.subprocess import Process
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
+import pytest
+
+from sonoro.cli.main import main
 from sonoro.transport import launch
 
-__all__ = ["Forked", "Stem", "begin_command", "run_command", "run_without_triton", "stem"]
+GUARD_S = 60
+"""How long a test waits before it says that something hangs. Never what is tested: a busy machine may be slow."""
+
+Run = Callable[..., tuple[int, str, str]]
 
 _ADOPT = 36
-"""PR_SET_CHILD_SUBREAPER: whose descendants lose their parent becomes the parent."""
+"""PR_SET_CHILD_SUBREAPER: descendants that lose their parent become children of this process."""
+
+
+@pytest.fixture(scope="module")
+def interruptible() -> Iterator[None]:
+    """A shell starts its background jobs with interrupts ignored, which children inherit; a handler they do not."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def sonoro(capfdbinary: pytest.CaptureFixture[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run the command line in an empty folder; its exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as end:
+            main([str(argument) for argument in arguments])
+        out, err = capfdbinary.readouterr()
+        return end.value.code, out.decode("latin-1"), err.decode()
+
+    return run
+
+
+def assert_refused(code: int, out: str, err: str, words: list[str]) -> None:
+    assert (code, out) == (2, "")
+    assert re.fullmatch(r"error: [^\n]+\n", err), err
+    for word in words:
+        assert word in err
+
+
+@contextlib.contextmanager
+def server(
+    folder: Path, *arguments: str, device: str = "--device=cpu", log_level: str = "WARNING"
+) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+    """A running `sonoro serve`, in a group of its own, what it printed, and its address; it is gone with the block."""
+    command = (sys.executable, "-m", "sonoro", "serve", "--port", "0", device, *arguments)
+    environment = {**os.environ, "SONORO_LOG_LEVEL": log_level}
+    piped: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "process_group": 0}
+    with subprocess.Popen(command, cwd=folder, env=environment, **piped) as process:
+        try:
+            printed = ""
+            while "listening on" not in printed:
+                line = process.stdout.readline()
+                assert line, process.stderr.read()
+                printed += line
+            yield process, printed, printed.rpartition(" ")[2].strip()
+        finally:
+            process.kill()
 
 
 class Forked:
@@ -54,17 +110,14 @@ class Forked:
 
 
 class Command(subprocess.Popen[Any]):
-    """`subprocess.Popen` of a command of Python's that is forked, after the modules `imports` were imported there.
-
-    The interpreter has no options but `-c` and `-m`, and the current folder is not searched for modules.
-    """
+    """`subprocess.Popen` of Python with `-c` or `-m` or a script, forked after `imports` were imported."""
 
     def __init__(self, command: Sequence[str], imports: Sequence[str], **options: Any) -> None:
         self._imports = imports
         super().__init__(command, **options)
 
     def _execute_child(self, *given: Any) -> None:  # type: ignore[override]
-        """What `Popen` calls to start a child; given by position, and the ends of pipes in pairs."""
+        """Start the child. `Popen` passes everything by position, the two ends of each pipe after each other."""
         command, folder, environment, pipes = given[0], given[5], given[6], given[10:16]
         streams = [end if end >= 0 else number for number, end in enumerate((pipes[0], pipes[3], pipes[5]))]
         settings = os.environ if environment is None else environment
@@ -79,9 +132,9 @@ class Stem:
     def __init__(self) -> None:
         self._socket, end = socket.socketpair()
         path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+        # Its forks keep its command line: the name of the engine's module is in it.
+        command = (sys.executable, "-P", "-m", "processes", str(end.fileno()), launch.MODULE)
         with end:
-            # What its forks are called too, so that they are found by the name of their module.
-            command = (sys.executable, "-P", "-m", "forked_engines", str(end.fileno()), launch.MODULE)
             self._process = subprocess.Popen(
                 command, pass_fds=[end.fileno()], env={**os.environ, "PYTHONPATH": path}, start_new_session=True
             )
@@ -94,8 +147,7 @@ class Stem:
     def launcher(
         self, *, is_always: bool = False
     ) -> Callable[[Sequence[str], int], "asyncio.Future[Process | Forked]"]:
-        """What `launch.spawn` is for a while: it forks, unless `is_always` until the first of its engines has ended
-        badly."""
+        """A stand-in for `launch.spawn` that forks: always, or until one of its engines has ended badly."""
         forked: list[Forked] = []
         start = launch.spawn
 
@@ -119,8 +171,8 @@ class Stem:
         *,
         has_session: bool = True,
     ) -> int:
-        """A child of this process that runs `command` with those three standard streams; in a session of its own, or
-        else in the stem's. Its number."""
+        """Start a child of this process that runs `command` with three standard streams, in a session of its own or
+        else in the stem's; return its number."""
         begun = {
             "command": [str(part) for part in command],
             "folder": str(folder or os.getcwd()),
@@ -139,7 +191,7 @@ class Stem:
 
 @functools.cache
 def stem() -> Stem:
-    """What this process forks from; it lasts as long."""
+    """The stem of this process; it lasts as long."""
     made = Stem()
     atexit.register(made.close)
     return made
@@ -148,7 +200,7 @@ def stem() -> Stem:
 def begin_command(
     command: Sequence[str | Path], imports: Sequence[str] = (), **options: Any
 ) -> "subprocess.Popen[Any]":
-    """`subprocess.Popen` of a command of Python's, forked if it can be; it is to find `imports` imported."""
+    """`subprocess.Popen` of a command of Python's, forked if it can be; it finds `imports` imported."""
     if sys.platform == "linux":
         return Command(command, imports, **options)
     return subprocess.Popen(command, **options)
@@ -168,20 +220,20 @@ def run_without_triton(code: str) -> "subprocess.CompletedProcess[str]":
     """`run_command` of `code`, for which Triton is not installed."""
     hidden = (
         "import sys; sys.modules['triton'] = None\n"
-        # What a fork has imported knew of it.
+        # What the stem has imported knows of it.
         "for name in [name for name in sys.modules if name.partition('.')[0] == 'sonoro']: del sys.modules[name]\n"
     )
     return run_command([sys.executable, "-c", hidden + code])
 
 
 def adopt(is_on: bool) -> None:
-    """Whether a process whose parent ends, and that descends from this one, becomes its child."""
+    """Whether a descendant whose parent ends becomes a child of this process."""
     if ctypes.CDLL(None).prctl(_ADOPT, int(is_on), 0, 0, 0):
         raise OSError("PR_SET_CHILD_SUBREAPER")
 
 
-def main() -> list[str]:
-    """Fork when asked to; only a fork returns, with what it is to run."""
+def serve_forks() -> list[str]:
+    """Fork whenever asked to. Returns in a fork alone: what it is to run."""
     asking = socket.socket(fileno=int(sys.argv[1]))
     gc.freeze()
     while True:
@@ -204,7 +256,7 @@ def main() -> list[str]:
 
 
 def become(asking: socket.socket, streams: Sequence[int], parent: int, begun: dict[str, Any]) -> None:
-    """Make a fork what a process would be that `parent` had started so; it ends if `parent` did before."""
+    """Make a fork what a process would be that `parent` had started; end it if `parent` has ended."""
     while os.getppid() != parent:
         if not Path(f"/proc/{parent}").exists():
             os._exit(0)
@@ -214,7 +266,7 @@ def become(asking: socket.socket, streams: Sequence[int], parent: int, begun: di
     for number, handle in enumerate(streams):
         os.dup2(handle, number)
         os.close(handle)
-    # Made anew: those of the stem know whether they are terminals, and whether they can be sought in.
+    # The stem's own know whether its streams are terminals and can be sought in.
     sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
     sys.stderr = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -227,11 +279,11 @@ def become(asking: socket.socket, streams: Sequence[int], parent: int, begun: di
 
 
 def run(what: str, *arguments: str) -> None:
-    """What the interpreter does with such arguments: `-m` and a module, `-c` and code, or the path of a script."""
+    """Do what the interpreter does with such arguments: `-m` and a module, `-c` and code, or the path of a script."""
     if what == "-m":
         module, *sys.argv[1:] = arguments
         if not hasattr(sys.modules.get(module), "__path__"):
-            # To be run by its name, though others may have imported it.
+            # Run by its name again, though the stem may have imported it.
             sys.modules.pop(module, None)
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     elif what == "-c":
@@ -245,7 +297,7 @@ def run(what: str, *arguments: str) -> None:
 
 
 def end() -> NoReturn:
-    """End this process as the interpreter does, but for freeing what it holds."""
+    """End this process as the interpreter does, without freeing what it holds: that takes a third of a second."""
     threading._shutdown()
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -254,11 +306,10 @@ def end() -> NoReturn:
 
 
 if __name__ == "__main__":
-    importlib.import_module("fakes.sine_worker")
+    importlib.import_module("sine_models")
     importlib.import_module(launch.MODULE)
-    _, *options = main()
+    _, *options = serve_forks()
     what, *more = (option for option in options if option != "-P")
     run(what, *more)
     if what != "-m":
-        # Code of a test: to free what it was forked with, piece by piece, takes a third of a second of a processor.
         end()

@@ -1,25 +1,149 @@
-"""What clients may rely on, whatever stands behind the address: each check asks a server of a model that is known.
-
-The server has its usual settings and no keys.
-"""
+"""Live sessions and the sockets of the dialects, and the contract that every server keeps to its clients."""
 
 import asyncio
 import base64
+import contextlib
+import dataclasses
 import io
 import itertools
 import json
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any
 
 import av
 import httpx
 import openai
 import pytest
-from engine_processes import until
-from live_sessions import TEXT, session
-from server_processes import Server, check_error, recording, sound
-from speakers import Speaker
+from processes import GUARD_S
+from servers import Server, Speaker, check_error, recording, sound
+from sine_engines import alone, until
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
+
+from sonoro.core.types import SpeechRequest
+
+PATH = "/v1/audio/speech/stream"
+TEXT = "Some words, which come one by one."
+
+
+@dataclasses.dataclass
+class Session:
+    """A client's side of a session. `created` is what it was greeted with."""
+
+    socket: ClientConnection
+    created: dict[str, Any]
+    is_spoken_to: bool = False
+
+    async def say(self, kind: str, **fields: Any) -> None:
+        await self.socket.send(json.dumps({"type": kind, **fields}))
+
+    async def hear(self) -> dict[str, Any] | bytes:
+        """The next event, or the next audio, of which there is none but between its events."""
+        message = await asyncio.wait_for(self.socket.recv(), GUARD_S)
+        if isinstance(message, bytes):
+            assert self.is_spoken_to
+            return message
+        event = json.loads(message)
+        if event["type"] == "audio.start":
+            assert not self.is_spoken_to
+            self.is_spoken_to = True
+        elif event["type"] in ("audio.done", "response.cancelled") or event.get("request_id"):
+            self.is_spoken_to = False
+        return event
+
+    async def listen(self) -> tuple[bytes, list[dict[str, Any]]]:
+        """All audio up to the next event that ends an utterance, an error included; and the events."""
+        audio, events = b"", []
+        while not events or events[-1]["type"] == "audio.start":
+            heard = await self.hear()
+            if isinstance(heard, bytes):
+                audio += heard
+            else:
+                events.append(heard)
+        return audio, events
+
+    async def speak(self, *pieces: str) -> tuple[bytes, list[dict[str, Any]]]:
+        """An utterance, from its pieces to its end."""
+        for piece in pieces:
+            await self.say("input.text", text=piece)
+        await self.say("input.done")
+        return await self.listen()
+
+    async def refused(self, kind: str, **fields: Any) -> dict[str, Any]:
+        """The error that a message is answered with."""
+        await self.say(kind, **fields)
+        event = await self.hear()
+        assert event["type"] == "error", event
+        assert set(event["error"]) == {"message", "type", "param", "code"}
+        return event["error"]
+
+
+@contextlib.asynccontextmanager
+async def session(server: Server, **settings: Any) -> AsyncIterator[Session]:
+    """A session; what it is configured with is of its own."""
+    url = server.url.replace("http", "ws") + PATH
+    async with connect(url, proxy=None, compression=None, **settings) as socket:
+        created = json.loads(await socket.recv())
+        assert created["type"] == "session.created"
+        yield Session(socket, created)
+
+
+def whole(text: str = TEXT, **fields: Any) -> bytes:
+    """What is said of a text that is whole from the start."""
+    return alone(SpeechRequest(id="a", text=text, **fields))
+
+
+async def ended(session: Session) -> tuple[list[dict[str, Any]], int | None]:
+    """What is still said until the connection is closed, and its code."""
+    said = []
+    with contextlib.suppress(ConnectionClosed):
+        while True:
+            said.append(await session.hear())
+    return said, session.socket.close_code
+
+
+class Socket:
+    """What is said and heard on one connection; `closed` is its code once it is."""
+
+    def __init__(self, connection: ClientConnection) -> None:
+        self.connection = connection
+        self.closed: int | None = None
+
+    async def say(self, *messages: dict[str, Any] | str | bytes) -> None:
+        for message in messages:
+            await self.connection.send(json.dumps(message) if isinstance(message, dict) else message)
+
+    async def hear(self) -> Any:
+        """The next message: an object, or bytes; None once the connection is closed."""
+        try:
+            message = await asyncio.wait_for(self.connection.recv(), GUARD_S)
+        except ConnectionClosed:
+            self.closed = self.connection.close_code
+            return None
+        return message if isinstance(message, bytes) else json.loads(message)
+
+    async def hear_until(self, **fields: Any) -> list[Any]:
+        """Everything up to a message that has `fields`, or to the end."""
+        heard = []
+        while (message := await self.hear()) is not None:
+            heard.append(message)
+            if fields and isinstance(message, dict) and fields.items() <= message.items():
+                break
+        return heard
+
+
+@contextlib.asynccontextmanager
+async def socket(server: Server, path: str, **settings: Any) -> AsyncIterator[Socket]:
+    async with connect(server.url.replace("http", "ws") + path, proxy=None, compression=None, **settings) as connection:
+        yield Socket(connection)
+
+
+def audio_of(messages: list[Any], field: str = "audio") -> bytes:
+    """The audio in `messages`, base64 in `field` of those that have it, or as it is."""
+    parts = (each if isinstance(each, bytes) else base64.b64decode(each.get(field) or "") for each in messages)
+    return b"".join(parts)
+
 
 VOICES = "/v1/audio/voices"
 

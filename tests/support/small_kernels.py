@@ -1,11 +1,9 @@
-"""Small kernels, to be compiled where there is no GPU: one that any card can have, and one that none can."""
+"""Small kernels to compile without a GPU: one that any card can have, and one that none can."""
 
 import torch
 import triton
 import triton.language as tl
 from triton.runtime.cache import triton_key
-
-__all__ = ["double", "launch", "wrong"]
 
 # The digest of Triton itself, a third of a second of a processor: forks of who imports this have it.
 triton_key()

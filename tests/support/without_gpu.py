@@ -1,0 +1,106 @@
+"""What stands in for a GPU: Triton's interpreter, a watch for what a CUDA graph cannot hold, graphs that are functions.
+
+Whether a kernel is compiled or interpreted is decided by the environment when its module is imported. Tests that need
+the interpreter, one of a file, run in a process of their own (test_interpreter.py).
+"""
+
+import functools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FunctionType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from sonoro.runtime.graphs import GraphPool, Recorded
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Whether this process interprets kernels."""
+
+in_the_interpreter = pytest.mark.skipif(not INTERPRETED, reason="run by test_interpreter.py, in a process of its own")
+
+
+def patch_once() -> None:
+    """Let Triton's interpreter put itself in the place of its language once, not at each launch and call of a helper,
+    and know the types of NumPy: a third of what it takes. Here nothing else uses that language."""
+    interpreter = pytest.importorskip("triton.runtime.interpreter")
+    patch, patched = interpreter._patch_lang, set[frozenset[str]]()
+
+    @functools.cache
+    def languages_of(function: FunctionType) -> frozenset[str]:
+        languages = (interpreter.tl, interpreter.tl.core)
+        return frozenset(
+            value.__name__ for value in function.__globals__.values() if any(value is one for one in languages)
+        )
+
+    def patch_lang(function: FunctionType) -> Any:
+        named = languages_of(function)
+        if named not in patched:
+            patched.add(named)
+            patch(function)
+        return interpreter._LangPatchScope()
+
+    numpy_type, types = interpreter._get_np_dtype, dict[str, Any]()
+
+    def get_np_dtype(type: Any) -> Any:
+        # Of a block as of its elements.
+        name = type.scalar.name
+        if name not in types:
+            types[name] = numpy_type(type)
+        return types[name]
+
+    interpreter._patch_lang, interpreter._get_np_dtype = patch_lang, get_np_dtype
+
+
+if INTERPRETED:
+    patch_once()
+
+
+class _NoHostNumbers(TorchFunctionMode):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert function not in (torch.tensor, torch.as_tensor, torch.from_numpy), f"{function} copies from the host"
+        return function(*args, **(kwargs or {}))
+
+
+class _NoHostTensors(TorchDispatchMode):
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # What a Python number becomes when it is assigned by index; on CUDA it is then copied to the device.
+        assert function != torch.ops.aten.scalar_tensor.default, "a number that is assigned copies from the host"
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        assert all(tensor.is_meta for tensor in given), f"{function} copies from the host"
+        return function(*args, **(kwargs or {}))
+
+
+@contextmanager
+def device_only() -> Iterator[None]:
+    """Raises `AssertionError` naming what would copy from the host. For inference on meta tensors alone."""
+    with torch.inference_mode(), _NoHostTensors(), _NoHostNumbers():
+        yield
+
+
+class FunctionPool(GraphPool):
+    def can_record(self, device):
+        return True
+
+    def record(self, function, device):
+        outputs = function()
+
+        def replay():
+            for kept, made in zip(_parts(outputs), _parts(function()), strict=True):
+                kept.copy_(made)
+
+        return Recorded(replay, outputs, 0)
+
+    def recover(self, device):
+        pass
+
+
+def _parts(outputs):
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    return [part for part in outputs if isinstance(part, Tensor)]
