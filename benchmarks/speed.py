@@ -202,7 +202,7 @@ class Crowd:
             return
         if listener.first_audio_at_s is None:
             self._first_ms.append(1000 * (now_s - listener.sent_at_s))
-        self._underruns += listener.hear(event.pcm, now_s)
+        self._underruns += listener.play(event.pcm, now_s)
         self._audio_s += len(event.pcm) / 2 / self._engine.spec.sample_rate
 
 

@@ -37,15 +37,15 @@ def pcm(duration_s: float) -> bytes:
 
 def test_a_listener_who_is_served_in_time_never_runs_out() -> None:
     listener = Listener(sent_at_s=9.0, sample_rate=8000)
-    assert not listener.hear(pcm(0.5), 10.0)
-    assert not listener.hear(pcm(1.0), 10.4)
-    assert not listener.hear(pcm(0.5), 11.5)
+    assert not listener.play(pcm(0.5), 10.0)
+    assert not listener.play(pcm(1.0), 10.4)
+    assert not listener.play(pcm(0.5), 11.5)
     assert (listener.first_audio_at_s, listener.plays_until_s) == (10.0, 12.0)
 
 
 def test_a_listener_runs_out_once_for_every_chunk_that_is_late() -> None:
     listener = Listener(sent_at_s=9.0, sample_rate=8000)
-    heard = [listener.hear(pcm(0.5), now_s) for now_s in (10.0, 10.6, 11.0, 12.0)]
+    heard = [listener.play(pcm(0.5), now_s) for now_s in (10.0, 10.6, 11.0, 12.0)]
     assert heard == [False, True, False, True]
     assert listener.plays_until_s == 12.5
 

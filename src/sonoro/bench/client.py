@@ -99,8 +99,7 @@ class SpeechClient:
         if answer.status != _OK:
             raise EngineError(f"GET {url}: status {answer.status}")
         try:
-            models = json.loads(listing)["data"]
-            return next(dict(model) for model in models if self.target.model in (None, model["id"]))
+            return next(dict(one) for one in json.loads(listing)["data"] if self.target.model in (None, one["id"]))
         except (ValueError, LookupError, TypeError, StopIteration) as error:
             raise EngineError(f"GET {url} lists no model{'; give one' * (self.target.model is None)}") from error
 
@@ -121,9 +120,8 @@ class SpeechClient:
         try:
             async with asyncio.timeout(self.target.timeout_s):
                 request = f"POST {self._path}{_SPEECH}"
-                answer = await self._connections.exchange(
-                    request, headers, payload, on_sent=note_sent, on_part=note_part
-                )
+                call = self._connections.exchange(request, headers, payload, on_sent=note_sent, on_part=note_part)
+                answer = await call
             if not exchange.has_head:
                 self._note_head(exchange, answer.status, answer.headers)
         except TimeoutError:

@@ -31,8 +31,8 @@ class Recording:
     @property
     def fields(self) -> dict[str, Any]:
         """The fields of a request's body. Raises `ConfigError` if the file cannot be read."""
-        made = {"ref_audio": _data_url(self.path), "ref_text": self.text}
-        return made | ({"x_vector_only_mode": True} if self.x_vector_only else {})
+        fields = {"ref_audio": _data_url(self.path), "ref_text": self.text}
+        return fields | ({"x_vector_only_mode": True} if self.x_vector_only else {})
 
 
 @dataclass(frozen=True)
@@ -50,16 +50,16 @@ def prompts(dataset: str) -> tuple[Prompt, ...]:
     Raises `ConfigError` naming the file or the invalid line.
     """
     if dataset == BUILTIN:
-        listing = resources.files("sonoro.bench").joinpath("prompts.txt").read_text(encoding="utf-8")
-        return tuple(map(Prompt, listing.splitlines()))
+        texts = resources.files("sonoro.bench").joinpath("prompts.txt").read_text("utf-8")
+        return tuple(map(Prompt, texts.splitlines()))
     try:
         lines = Path(dataset).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError("dataset", dataset, f"it must be {BUILTIN} or a readable UTF-8 file ({error})") from error
-    made = tuple(_prompt(number, line, Path(dataset).parent) for number, line in enumerate(lines, 1) if line.strip())
-    if not made:
+    found = tuple(_prompt(number, line, Path(dataset).parent) for number, line in enumerate(lines, 1) if line.strip())
+    if not found:
         raise ConfigError("dataset", dataset, "it must hold at least one text")
-    return made
+    return found
 
 
 def cloned(
@@ -76,19 +76,19 @@ def cloned(
         return tuple(replace(text, recording=None) for text in texts)
     if ref != LISTED:
         same = Recording(Path(ref), ref_text, x_vector_only)
-        made = tuple(replace(text, recording=same) for text in texts)
+        found = tuple(replace(text, recording=same) for text in texts)
     elif ref_text is not None:
         raise ConfigError("ref_text", ref_text, "a list has its own")
     else:
-        made = tuple(
+        found = tuple(
             replace(text, recording=text.recording and replace(text.recording, x_vector_only=x_vector_only))
             for text in texts
         )
-    for text in made:
+    for text in found:
         if text.recording is None:
             raise ConfigError("ref", ref, "each line of the dataset must be id|ref_text|ref_audio|text")
         _data_url(text.recording.path)
-    return made
+    return found
 
 
 def shuffled(texts: tuple[Prompt, ...], seed: str) -> Iterator[Prompt]:

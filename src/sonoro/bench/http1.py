@@ -85,7 +85,8 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Parse `data`; empty data is the end of the connection, which may end the response."""
         if self._done is None:
-            return self.cut()
+            self.cut()
+            return
         try:
             self._http.receive_data(data)
             while not self._done.done() and (event := self._http.next_event()) is not h11.NEED_DATA:
@@ -98,7 +99,6 @@ class _Connection(asyncio.Protocol):
                     self._done.set_result(self._answer)
         except h11.RemoteProtocolError as error:
             self._end(HttpError("connection closed" if not data else f"no HTTP/1.1: {error}"))
-        return None
 
     def _end(self, error: HttpError) -> None:
         if self._done is not None and not self._done.done():
@@ -148,5 +148,5 @@ class Connections:
                 return connection
             connection.cut()
         loop = asyncio.get_running_loop()
-        _, made = await loop.create_connection(_Connection, self._host, self._port, ssl=self._tls)
-        return made
+        _, connection = await loop.create_connection(_Connection, self._host, self._port, ssl=self._tls)
+        return connection

@@ -83,10 +83,9 @@ async def _run(bench: LiveBench, texts: tuple[Prompt, ...]) -> dict[str, Any]:
         top = {"bench": "live", "model": listed["id"], **facts_of_server(bench.target, listed, bench.facts)}
         report = Report(top, settings=bench.settings, commit=bench.commit, out=bench.out)
         whole, live = await _in_turns(bench, http, listed["id"], texts)
-    rows = [_row("whole", whole), _row("live", live)]
-    report.note("added_ttfp_ms", _added(*rows))
-    for row in rows:
+    for row in (rows := [_row("whole", whole), _row("live", live)]):
         report.add(row)
+    report.note("added_ttfp_ms", _added(*rows))
     if bench.barge_ins:
         answers = [await _barge_in(bench.target, body) for body in _long(bench, texts, listed["id"])]
         report.add(_barge_in_row(answers[bench.warm_up :]))
@@ -137,7 +136,7 @@ async def _session(target: Target, body: Mapping[str, Any]) -> AsyncIterator[Cli
     # Without compression and proxy, which must not be measured.
     async with connect(url, additional_headers=headers, compression=None, proxy=None, max_size=None) as socket:
         await _send(socket, "session.config", **{name: value for name, value in body.items() if name != "input"})
-        while (await _hear(socket))["type"] != "session.configured":
+        while (await _receive(socket))["type"] != "session.configured":
             pass
         yield socket
 
@@ -146,7 +145,7 @@ async def _send(socket: ClientConnection, kind: str, **fields: Any) -> None:
     await socket.send(json.dumps({"type": kind, **fields}))
 
 
-async def _hear(socket: ClientConnection) -> dict[str, Any]:
+async def _receive(socket: ClientConnection) -> dict[str, Any]:
     """The next event; binary audio has the type "audio". Raises `_Refused` for an error event."""
     message = await socket.recv()
     if isinstance(message, bytes):
@@ -157,7 +156,7 @@ async def _hear(socket: ClientConnection) -> dict[str, Any]:
     return dict(event)
 
 
-async def _utter(target: Target, body: Mapping[str, Any], feed: _Part, listen: _Part) -> str | None:
+async def _in_session(target: Target, body: Mapping[str, Any], feed: _Part, listen: _Part) -> str | None:
     """Run `feed` and `listen` in a session of their own, until `listen` returns; returns the error, if any."""
     try:
         async with asyncio.timeout(target.timeout_s), _session(target, body) as socket:
@@ -189,7 +188,7 @@ async def _speak_live(bench: LiveBench, body: Mapping[str, Any]) -> Exchange:
         await _send(socket, "input.done")
 
     async def listen(socket: ClientConnection) -> None:
-        while (event := await _hear(socket))["type"] != "audio.done":
+        while (event := await _receive(socket))["type"] != "audio.done":
             if event["type"] == "audio.start":
                 exchange.sample_rate = int(event["sample_rate"])
             elif event["type"] == _AUDIO:
@@ -197,55 +196,55 @@ async def _speak_live(bench: LiveBench, body: Mapping[str, Any]) -> Exchange:
                     raise _Refused("audio before audio.start")
                 exchange.take(event["data"], time.perf_counter())
 
-    exchange.error = await _utter(bench.target, body, feed, listen)
+    exchange.error = await _in_session(bench.target, body, feed, listen)
     exchange.end(time.perf_counter())
     return exchange
 
 
 async def _barge_in(target: Target, body: Mapping[str, Any]) -> _BargeIn:
     """Cancel a response at its first audio."""
-    heard = _BargeIn()
+    result = _BargeIn()
 
     async def feed(socket: ClientConnection) -> None:
         await _send(socket, "input.text", text=body["input"])
         await _send(socket, "input.done")
 
     async def listen(socket: ClientConnection) -> None:
-        while (await _hear(socket))["type"] != _AUDIO:
+        while (await _receive(socket))["type"] != _AUDIO:
             pass
         cancelled_s, is_answered = time.perf_counter(), False
         await _send(socket, "response.cancel")
-        while (event := await _hear(socket))["type"] != "session.done":
+        while (event := await _receive(socket))["type"] != "session.done":
             after_ms = 1000 * (time.perf_counter() - cancelled_s)
             if event["type"] == _AUDIO:
-                heard.last_audio_ms = after_ms
+                result.last_audio_ms = after_ms
             elif event["type"] in ("response.cancelled", "audio.done") and not is_answered:
                 if event["type"] == "audio.done" and event["finish_reason"] != "cancelled":
                     raise _Refused("over before it was cancelled")
-                heard.answered_ms, is_answered = after_ms, True
+                result.answered_ms, is_answered = after_ms, True
                 await _send(socket, "session.close")
 
-    heard.error = await _utter(target, body, feed, listen)
-    return heard
+    result.error = await _in_session(target, body, feed, listen)
+    return result
 
 
 def _row(kind: str, exchanges: Sequence[Exchange]) -> dict[str, Any]:
-    heard = [made for made in exchanges if made.error is None]
-    ttfp_ms = [1000 * (made.arrivals[0][0] - (made.sent_s or made.due_s)) for made in heard]
+    succeeded = [one for one in exchanges if one.error is None]
+    ttfp_ms = [1000 * (one.arrivals[0][0] - (one.sent_s or one.due_s)) for one in succeeded]
     return {
-        **_counts(f"{kind} text", [made.error for made in exchanges]),
+        **_counts(f"{kind} text", [one.error for one in exchanges]),
         **spread("ttfp", "_ms", ttfp_ms, "mean", "p50", "p95", "max"),
-        **spread("audio_s", "", [made.audio_s for made in heard], "mean", "p50"),
-        "underruns": sum(len(made.playback.gaps_s) for made in heard),
+        **spread("audio_s", "", [one.audio_s for one in succeeded], "mean", "p50"),
+        "underruns": sum(len(one.playback.gaps_s) for one in succeeded),
     }
 
 
 def _barge_in_row(answers: Sequence[_BargeIn]) -> dict[str, Any]:
-    heard = [made for made in answers if made.error is None]
+    succeeded = [one for one in answers if one.error is None]
     return {
-        **_counts("barge-in", [made.error for made in answers]),
-        **spread("answered", "_ms", [made.answered_ms for made in heard], "p50", "p95", "max"),
-        **spread("last_audio", "_ms", [made.last_audio_ms for made in heard], "p50", "p95", "max"),
+        **_counts("barge-in", [one.error for one in answers]),
+        **spread("answered", "_ms", [one.answered_ms for one in succeeded], "p50", "p95", "max"),
+        **spread("last_audio", "_ms", [one.last_audio_ms for one in succeeded], "p50", "p95", "max"),
     }
 
 

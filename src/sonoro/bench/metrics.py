@@ -124,7 +124,7 @@ def figures(exchanges: Sequence[Exchange], window: Window) -> dict[str, Any]:
     """The metrics of a row. Latencies are of requests due in the window, whenever they ended; rates are of audio that
     arrived and requests that ended in it, whenever sent. A metric without cases is None."""
     counted = [exchange for exchange in exchanges if window.holds(exchange.due_s)]
-    heard = [exchange for exchange in counted if exchange.error is None]
+    succeeded = [exchange for exchange in counted if exchange.error is None]
     duration_s = window.end_s - window.begin_s
     ended = sum(exchange.error is None and window.holds(exchange.ended_s) for exchange in exchanges)
     audio_s = sum(
@@ -135,34 +135,34 @@ def figures(exchanges: Sequence[Exchange], window: Window) -> dict[str, Any]:
     )
     row: dict[str, Any] = {
         "requests": len(counted),
-        "succeeded": len(heard),
-        "failed": len(counted) - len(heard),
+        "succeeded": len(succeeded),
+        "failed": len(counted) - len(succeeded),
         "duration_s": duration_s,
         "request_throughput": ended / duration_s,
         "audio_s_total": audio_s,
         "xrt": audio_s / duration_s,
-        **_latencies(counted, heard),
-        **_continuity(heard),
+        **_latencies(counted, succeeded),
+        **_continuity(succeeded),
         "peak_in_flight": _peak(exchanges, window),
     }
     errors = Counter(exchange.error for exchange in counted if exchange.error is not None)
     return row | ({"errors": dict(errors.most_common())} if errors else {})
 
 
-def _latencies(counted: Sequence[Exchange], heard: Sequence[Exchange]) -> dict[str, float | None]:
-    lag_ms = [1000 * (made.sent_s - made.due_s) for made in counted if made.sent_s is not None]
+def _latencies(counted: Sequence[Exchange], succeeded: Sequence[Exchange]) -> dict[str, float | None]:
+    lag_ms = [1000 * (exchange.sent_s - exchange.due_s) for exchange in counted if exchange.sent_s is not None]
     ttfb_ms, ttfp_ms, ttfa_ms, silence_ms, e2e_ms, rtf, audio_s = [], [], [], [], [], [], []
-    for made in heard:
-        assert made.sent_s is not None
-        assert made.first_byte_s is not None
-        ttfb_ms.append(1000 * (made.first_byte_s - made.sent_s))
-        ttfp_ms.append(1000 * (made.arrivals[0][0] - made.sent_s))
-        e2e_ms.append(1000 * (made.ended_s - made.sent_s))
-        rtf.append((made.ended_s - made.sent_s) / made.audio_s)
-        audio_s.append(made.audio_s)
-        if made.audible_sample is not None and made.playback.audible_at_s is not None:
-            ttfa_ms.append(1000 * (made.playback.audible_at_s - made.sent_s))
-            silence_ms.append(1000 * made.audible_sample / made.sample_rate)
+    for exchange in succeeded:
+        assert exchange.sent_s is not None
+        assert exchange.first_byte_s is not None
+        ttfb_ms.append(1000 * (exchange.first_byte_s - exchange.sent_s))
+        ttfp_ms.append(1000 * (exchange.arrivals[0][0] - exchange.sent_s))
+        e2e_ms.append(1000 * (exchange.ended_s - exchange.sent_s))
+        rtf.append((exchange.ended_s - exchange.sent_s) / exchange.audio_s)
+        audio_s.append(exchange.audio_s)
+        if exchange.audible_sample is not None and exchange.playback.audible_at_s is not None:
+            ttfa_ms.append(1000 * (exchange.playback.audible_at_s - exchange.sent_s))
+            silence_ms.append(1000 * exchange.audible_sample / exchange.sample_rate)
     return {
         **spread("lag", "_ms", lag_ms, "p50", "p95", "max"),
         **spread("ttfb", "_ms", ttfb_ms, "p50", "p95"),
@@ -175,14 +175,14 @@ def _latencies(counted: Sequence[Exchange], heard: Sequence[Exchange]) -> dict[s
     }
 
 
-def _continuity(heard: Sequence[Exchange]) -> dict[str, float | int | None]:
-    gaps_s = [gap_s for made in heard for gap_s in made.playback.gaps_s]
-    unbroken = sum(all(gap_s <= CONTINUITY_GAP_S for gap_s in made.playback.gaps_s) for made in heard)
+def _continuity(succeeded: Sequence[Exchange]) -> dict[str, float | int | None]:
+    gaps_s = [gap_s for exchange in succeeded for gap_s in exchange.playback.gaps_s]
+    unbroken = sum(all(gap_s <= CONTINUITY_GAP_S for gap_s in exchange.playback.gaps_s) for exchange in succeeded)
     return {
         "underruns": len(gaps_s),
-        "requests_underrun": sum(bool(made.playback.gaps_s) for made in heard),
+        "requests_underrun": sum(bool(exchange.playback.gaps_s) for exchange in succeeded),
         **{f"gaps_{1000 * limit_s:.0f}ms": sum(gap_s > limit_s for gap_s in gaps_s) for limit_s in _GAPS_S},
-        "continuity": unbroken / len(heard) if heard else None,
+        "continuity": unbroken / len(succeeded) if succeeded else None,
     }
 
 
@@ -202,9 +202,9 @@ def _part(values: Sequence[float], part: str) -> float | None:
 def _peak(exchanges: Iterable[Exchange], window: Window) -> int:
     """The most requests in flight at any time of the window."""
     changes = []
-    for made in exchanges:
-        if made.sent_s is not None and made.sent_s < window.end_s and made.ended_s > window.begin_s:
-            changes += [(made.sent_s, 1), (made.ended_s, -1)]
+    for exchange in exchanges:
+        if exchange.sent_s is not None and exchange.sent_s < window.end_s and exchange.ended_s > window.begin_s:
+            changes += [(exchange.sent_s, 1), (exchange.ended_s, -1)]
     # At equal times, ends sort before starts.
     running = peak = 0
     for _, change in sorted(changes):

@@ -39,7 +39,7 @@ class Workers:
             self._processes.append(process)
         with contextlib.ExitStack() as starting:
             starting.callback(self.__exit__)
-            self._hear(self._count, _START_S)
+            self._receive(self._count, _START_S)
             starting.pop_all()
         return self
 
@@ -59,12 +59,12 @@ class Workers:
         """
         for share, pipe in enumerate(self._pipes[:shares]):
             pipe.send((level, share, shares))
-        return [exchange for heard in self._hear(shares, None) for exchange in heard]
+        return [exchange for received in self._receive(shares, None) for exchange in received]
 
-    def _hear(self, count: int, timeout_s: float | None) -> list[list[Exchange]]:
+    def _receive(self, count: int, timeout_s: float | None) -> list[list[Exchange]]:
         """Receive one message from each of the first `count` processes."""
         waiting: list[Connection] = self._pipes[:count]
-        heard = []
+        received = []
         while waiting:
             ready = wait(waiting, timeout_s)
             if not ready:
@@ -72,14 +72,14 @@ class Workers:
             for pipe in ready:
                 assert isinstance(pipe, Connection)
                 try:
-                    heard.append(pipe.recv())
+                    received.append(pipe.recv())
                 except (EOFError, OSError) as error:
                     number = self._pipes.index(pipe)
                     self._processes[number].join(_END_S)
                     code = self._processes[number].exitcode
                     raise EngineError(f"client process {number} of {self._count} ended with code {code}") from error
                 waiting.remove(pipe)
-        return heard
+        return received
 
 
 def _work(pipe: Connection) -> None:

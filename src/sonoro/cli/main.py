@@ -30,8 +30,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(bench.app, name="bench")
-for command in (say.say, serve.serve, tune.tune, calibrate.calibrate, info.info, voices.voices, verify.verify):
+for command in (say.say, tune.tune, calibrate.calibrate, info.info, voices.voices, verify.verify):
     app.command()(command)
+app.command(help="Serve OpenAI's speech API over HTTP.")(serve.serve)
 app.command("compile")(compile_.compile_command)
 
 

@@ -286,10 +286,10 @@ def _speak_into(speaker: TTS, request: SpeechRequest, options: Any, format: str,
                     writer().write(piece.samples)
                 audio_s += piece.duration_s
                 words.extend(piece.words or ())
-                tell(audio_s, piece.characters)
+                show_progress(audio_s, piece.characters)
 
             # Progress ends first, so that its last line does not mix with an error.
-            tell = stack.enter_context(_progress(len(request.text), is_shown=options.progress))
+            show_progress = stack.enter_context(_progress(len(request.text), is_shown=options.progress))
             finished = listen(speaker.stream(request, speed=options.speed), take)
             writer()
             words.extend(finished.words or ())
@@ -308,15 +308,15 @@ def _speak_into(speaker: TTS, request: SpeechRequest, options: Any, format: str,
         show(summary)
     is_faulty = options.check and any(fault.outcome == "marked" for fault in finished.faults)
     if options.check:
-        print(*(_caught(fault, request.text) for fault in finished.faults), sep="", end="", file=sys.stderr)
+        print(*(_fault_line(fault, request.text) for fault in finished.faults), sep="", end="", file=sys.stderr)
     return FAILURE if finished.reason == "runaway" or is_faulty else 0
 
 
-def _caught(fault: Fault, text: str) -> str:
+def _fault_line(fault: Fault, text: str) -> str:
     """A line that reports `fault`."""
     outcome = {"marked": "", "spoken_again": ", spoken again", "continued": f", continued at {fault.continued_at}"}
-    said = text[fault.start : fault.end].strip()
-    return f"{fault.kind} (attempt {fault.attempt + 1}{outcome[fault.outcome]}): {said!r}\n"
+    words = text[fault.start : fault.end].strip()
+    return f"{fault.kind} (attempt {fault.attempt + 1}{outcome[fault.outcome]}): {words!r}\n"
 
 
 def _summary(out: str, audio_s: float, finished: Finished) -> str:

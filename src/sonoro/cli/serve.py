@@ -73,9 +73,8 @@ def _of(name: str) -> OptionInfo:
     return typer.Option(flag(name), help=help, **shown)
 
 
-def serve(
+def serve(  # noqa: PLR0917
     model: NamedModel = None,
-    *,
     device: Device = "auto",
     devices: _Devices = None,
     codec_device: _CodecDevice = None,
@@ -123,7 +122,6 @@ def serve(
     wyoming: Annotated[str | None, _of("wyoming")] = None,
     wyoming_name: Annotated[str | None, _of("wyoming_name")] = None,
 ) -> None:
-    """Serve OpenAI's speech API over HTTP."""
     _serve(model, dict(locals()))
 
 

@@ -142,6 +142,22 @@ class Tuning:
     """For a checkpoint without a table of word heads, search for them while idle, after the first request for words."""
 
 
+_REMOVED = {
+    "max_characters": "it is called segment_letters",
+    "max_text": "it follows from max_frames",
+    "max_waiting": "max_waiting of the section server bounds the requests that wait",
+    "max_live_characters": "it is always 100000",
+    "live_max_s": "it is always 60",
+    "page_positions": "it is always 32",
+    "is_prefill_fused": "it is always true",
+    "codec_frames": "it is always four times slots",
+    "codec_wait": "it is always 4",
+    "codec_overlap": "it is always 256",
+    "finds_word_heads": "heads are always searched for; a table made by `sonoro calibrate` saves the search",
+}
+"""Keys of earlier versions of `EngineConfig`, and what replaces each."""
+
+
 @dataclass(frozen=True)
 class EngineConfig(Settings):
     """Capacity, batching and precision of an engine. Raises `ConfigError` naming field, value and limit."""
@@ -197,19 +213,7 @@ class EngineConfig(Settings):
     model_settings: Mapping[str, bool | int | float | str] = setting({}, "the model's own (docs/differences.md)")
     tuning: Tuning = Tuning()
 
-    REMOVED: ClassVar[Mapping[str, str]] = {
-        "max_characters": "it is called segment_letters",
-        "max_text": "it follows from max_frames",
-        "max_waiting": "max_waiting of the section server bounds the requests that wait",
-        "max_live_characters": "it is always 100000",
-        "live_max_s": "it is always 60",
-        "page_positions": "it is always 32",
-        "is_prefill_fused": "it is always true",
-        "codec_frames": "it is always four times slots",
-        "codec_wait": "it is always 4",
-        "codec_overlap": "it is always 256",
-        "finds_word_heads": "heads are always searched for; a table made by `sonoro calibrate` saves the search",
-    }
+    REMOVED = _REMOVED
 
     @classmethod
     def from_file(cls, path: str | Path) -> Self:

@@ -151,11 +151,7 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
         _check_number("seed", self.seed, 0, MAX_SEED)
         _check_number("max_frames", self.max_frames, 1, 1_000_000)
         _check_number("attempts", self.attempts, 1, MAX_ATTEMPTS)
-        if self.is_live and (self.attempts or 1) > 1:
-            raise InvalidRequest(
-                "attempts", self.attempts, "live text is spoken as it comes: it must be 1, or left out"
-            )
-        self._check_on_fault()
+        self._check_attempts()
         if self.instructions is not None and not self.instructions.strip():
             raise InvalidRequest("instructions", self.instructions, "leave it out instead of giving white space")
 
@@ -164,7 +160,10 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
         """The fewest attempts with which `on_fault` works."""
         return 1 if self.on_fault in (None, "mark") else 2
 
-    def _check_on_fault(self) -> None:
+    def _check_attempts(self) -> None:
+        if self.is_live and (self.attempts or 1) > 1:
+            limit = "live text is spoken as it comes: it must be 1, or left out"
+            raise InvalidRequest("attempts", self.attempts, limit)
         if self.on_fault is not None and self.on_fault not in get_args(OnFault):
             raise InvalidRequest("on_fault", self.on_fault, "it must be one of " + ", ".join(get_args(OnFault)))
         if self.least_attempts > 1 and self.is_live:

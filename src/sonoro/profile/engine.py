@@ -108,7 +108,7 @@ class Listener:
     first_audio_at_s: float | None = None
     plays_until_s: float = 0.0
 
-    def hear(self, pcm: bytes, now_s: float) -> bool:
+    def play(self, pcm: bytes, now_s: float) -> bool:
         """Take PCM16 that arrived at `now_s`; returns whether playback had run out (underrun)."""
         duration_s = len(pcm) / _BYTES_PER_SAMPLE / self.sample_rate
         is_first = self.first_audio_at_s is None
@@ -169,7 +169,7 @@ class _Level:
         async for event in self._client.stream(request):
             now_s = time.perf_counter()
             if isinstance(event, AudioChunk):
-                is_first, ran_out = listener.first_audio_at_s is None, listener.hear(event.pcm, now_s)
+                is_first, ran_out = listener.first_audio_at_s is None, listener.play(event.pcm, now_s)
                 if self._is_counting:
                     self._audio_s += len(event.pcm) / _BYTES_PER_SAMPLE / spec.sample_rate
                     self._underruns += ran_out
@@ -183,10 +183,8 @@ class _Level:
         row: dict[str, Any] = {
             "concurrency": self._concurrency,
             "xrt": self._audio_s / counted_s,
-            "ttfp_p50_ms": _percentile(self._ttfp_ms, 50),
-            "ttfp_p95_ms": _percentile(self._ttfp_ms, 95),
-            "frame_p50_ms": after.frame_ms["p50"],
-            "frame_p99_ms": after.frame_ms["p99"],
+            **{f"ttfp_p{percent}_ms": _percentile(self._ttfp_ms, percent) for percent in (50, 95)},
+            **{f"frame_{part}_ms": after.frame_ms[part] for part in ("p50", "p99")},
             "underruns": self._underruns,
             "graph_launches": _launched(before, after, "graph"),
             "eager_launches": _launched(before, after, "eager"),

@@ -75,22 +75,22 @@ def compare(loaded: LoadedModel, folder: Path, python: str, text: str, frames: i
         sampling=SamplingParams() if is_patch else SamplingParams(temperature=0.0),
         max_frames=frames,
     )
-    made = _made(loaded, folder, python, asked)
-    request = spec.resolve(msgspec.structs.replace(asked, options=json.loads(str(made["options"]))))
-    ours, theirs = speak(loaded, [request], frames), torch.from_numpy(made["frames"])
+    run = _official_run(loaded, folder, python, asked)
+    request = spec.resolve(msgspec.structs.replace(asked, options=json.loads(str(run["options"]))))
+    ours, theirs = speak(loaded, [request], frames), torch.from_numpy(run["frames"])
     pairs = zip(ours.frames[0], theirs, strict=False)
     equal = torch.tensor([snr_db(*pair) >= (_SAME_PATCH_DB if is_patch else torch.inf) for pair in pairs])
-    heard = loaded.model.codec.decode(theirs[None].to(loaded.device))[0].cpu()
-    official = torch.from_numpy(made["audio"])
-    shortest = min(len(heard), len(official))
-    decision, expected = ours.decisions[0][0], torch.from_numpy(made["decision"])
+    decoded = loaded.model.codec.decode(theirs[None].to(loaded.device))[0].cpu()
+    official = torch.from_numpy(run["audio"])
+    shortest = min(len(decoded), len(official))
+    decision, expected = ours.decisions[0][0], torch.from_numpy(run["decision"])
     return Comparison(
-        positions=(ours.positions[0], int(made["positions"])),
+        positions=(ours.positions[0], int(run["positions"])),
         # Ours lacks, or masks, ids that can never be sampled.
         decision_db=snr_db(*_decidable(decision, expected)),
         equal_frames=int(equal.long().cumprod(0).sum()),
         frames=len(theirs),
-        audio_db=snr_db(heard[:shortest], official[:shortest]),
+        audio_db=snr_db(decoded[:shortest], official[:shortest]),
     )
 
 
@@ -100,7 +100,7 @@ def _decidable(ours: torch.Tensor, theirs: torch.Tensor) -> tuple[torch.Tensor, 
     return ours[is_open], theirs[is_open]
 
 
-def _made(loaded: LoadedModel, folder: Path, python: str, asked: SpeechRequest) -> dict[str, Any]:
+def _official_run(loaded: LoadedModel, folder: Path, python: str, asked: SpeechRequest) -> dict[str, Any]:
     penalty, shape = loaded.model.spec.sampling.repetition_penalty, allocate(loaded, 1).frames.shape[2:]
     facts = {name: getattr(asked, name) for name in ("text", "voice", "language", "instructions")}
     facts |= {"frames": asked.max_frames, "repetition_penalty": penalty, "device": str(loaded.device)}

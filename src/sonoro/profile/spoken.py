@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -57,15 +57,7 @@ def speak(loaded: LoadedModel, requests: Sequence[SpeechRequest], frames: int, *
     def decode(batch: Tensor) -> Tensor:
         return model.codec.decode(chunk[batch], batch, history)
 
-    made = functools.partial(GraphSet, device=loaded.device, pool=GraphPool(), is_eager=is_eager)
-    admit, prefill, frame, codec = sets = (
-        made("admit", functools.partial(model.admit, state), (SLOTS,), SLOTS),
-        made("prefill", functools.partial(model.prefill, state), (_BUCKET,), _TOKENS),
-        made("frame", functools.partial(model.frame, state), (SLOTS,), SLOTS),
-        made("codec", decode, (SLOTS,), SLOTS),
-    )
-    for graphs in sets:
-        graphs.capture()
+    admit, prefill, frame, codec = sets = _graph_sets(loaded, state, decode, is_eager=is_eager)
     model.codec.reset(history, torch.arange(SLOTS + 1, device=loaded.device))
 
     def begin() -> None:
@@ -80,19 +72,35 @@ def speak(loaded: LoadedModel, requests: Sequence[SpeechRequest], frames: int, *
     begin()
     for _ in range(frames):
         frame.run(slots)
-    heard = []
+    audio = []
     for start in range(0, frames, CHUNK_FRAMES):
         chunk.copy_(state.frames[:, start : start + CHUNK_FRAMES])
-        heard.append(codec.run(slots)[: len(slots)].cpu())
+        audio.append(codec.run(slots)[: len(slots)].cpu())
     captured = [size for graphs in sets for size in graphs.captured]
     return Spoken(
         state.frames[: len(slots), :frames].cpu(),
-        torch.cat(heard, dim=1),
+        torch.cat(audio, dim=1),
         [decision.float().cpu() for decision in decisions],
         [prompt.positions for prompt in prompts],
         sum(not size.error for size in captured),
         tuple(size.error for size in captured if size.error),
     )
+
+
+def _graph_sets(
+    loaded: LoadedModel, state: Any, decode: Callable[[Tensor], Tensor], *, is_eager: bool
+) -> tuple[GraphSet, ...]:
+    """The captured launches of `state`: admission, prefill, frame, and `decode` of the codec."""
+    model, graphs = loaded.model, functools.partial(GraphSet, device=loaded.device, pool=GraphPool(), is_eager=is_eager)
+    sets = (
+        graphs("admit", functools.partial(model.admit, state), (SLOTS,), SLOTS),
+        graphs("prefill", functools.partial(model.prefill, state), (_BUCKET,), _TOKENS),
+        graphs("frame", functools.partial(model.frame, state), (SLOTS,), SLOTS),
+        graphs("codec", decode, (SLOTS,), SLOTS),
+    )
+    for one in sets:
+        one.capture()
+    return sets
 
 
 def _prompts(loaded: LoadedModel, requests: Sequence[SpeechRequest]) -> list[Prompt]:

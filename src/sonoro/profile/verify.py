@@ -264,9 +264,9 @@ class _Checks:
         if spoken is None or self._choice is None:
             raise EngineError("nothing was spoken to check them with")
         codec, frames = self.loaded.model.codec, spoken.frames.to(self.loaded.device)
-        heard = codec.decode(frames)
+        audio = codec.decode(frames)
         with references_alone():
-            ratio_db = snr_db(heard, codec.decode(frames))
+            ratio_db = snr_db(audio, codec.decode(frames))
         least_db = LEAST_DB.get(self._choice.dtype, SAME_DB)
         broken = int((~spoken.audio.isfinite()).sum())
         what = f"{ratio_db:.1f} dB from their references (at least {least_db:g}), {broken} samples not finite"
@@ -281,14 +281,14 @@ class _Checks:
         checked = {op.name: op.difference for op in Operation.known if op.difference is not None}
         failed = {op.name: op.failure for op in Operation.known if op.failure != self._before.get(op, "")}
         self.report.top["kernels"], self.report.top["fallbacks"] = checked, fallbacks()
+        outcome, what = LEFT_OUT, "there is no GPU: the references serve"
         if failed:
-            self.note("kernels", FAILED, "; ".join(f"{name}: {why}" for name, why in failed.items()))
+            outcome, what = FAILED, "; ".join(f"{name}: {why}" for name, why in failed.items())
         elif checked:
-            worst = max(checked, key=lambda name: checked[name] or 0.0)
-            what = f"{len(checked)} agree with their references; furthest {worst}, {checked[worst]:.2g} of the largest"
-            self.note("kernels", PASSED, what)
-        else:
-            self.note("kernels", LEFT_OUT, "there is no GPU: the references serve")
+            difference, name = max((difference, name) for name, difference in checked.items())
+            agree = f"{len(checked)} agree with their references; furthest {name}, {difference:.2g} of the largest"
+            outcome, what = PASSED, agree
+        self.note("kernels", outcome, what)
 
     def _sentences(self) -> None:
         """Speak the sentences with an engine, to their ends, and write them to files."""
