@@ -231,14 +231,16 @@ def decode_attention_kernel(
         partial_ml = torch.empty((tokens, programs, num_splits, group_size, 2), dtype=torch.float32, device=qkv.device)
         semaphores = _semaphores(qkv.device, torch.cuda.current_stream().cuda_stream if qkv.is_cuda else 0)
     # Without norms these pointers are not read.
-    weights = (qkv if norm is None else norm for norm in norms[:2])
+    q_norm, k_norm = (qkv if norm is None else norm for norm in norms[:2])
     attention_kernels.decode[programs, num_splits, tokens](
-        qkv, *weights, *rotary, *cache, positions, partial_acc, partial_ml, semaphores, out,
-        batch, qkv.stride(0), cache.page_table.stride(0), norms.eps,
+        qkv=qkv, q_norm=q_norm, k_norm=k_norm, cos=rotary[0], sin=rotary[1], **cache._asdict(), positions=positions,
+        partial_acc=partial_acc, partial_ml=partial_ml, semaphores=semaphores, out=out, count=batch,
+        qkv_stride=qkv.stride(0), page_table_stride=cache.page_table.stride(0), eps=norms.eps,
         # The scale includes log2(e): exp2 is a single instruction.
-        math.log2(math.e) / math.sqrt(width),
-        tokens // batch, kv_heads, programs_per_kv_head, group_size, width, page, lanes, tiles, num_splits, min_split,
-        capacity <= lanes * tiles, norms.query is not None, enable_pdl, num_warps=warps, **pdl_options(enable_pdl),
+        scale=math.log2(math.e) / math.sqrt(width), NEW_TOKENS=tokens // batch, NUM_KV_HEADS=kv_heads,
+        PROGRAMS_PER_KV_HEAD=programs_per_kv_head, GROUP_SIZE=group_size, HEAD_DIM=width, PAGE_SIZE=page,
+        LANES=lanes, TILES=tiles, NUM_SPLITS=num_splits, MIN_SPLIT=min_split, IS_SINGLE_BLOCK=capacity <= lanes * tiles,
+        IS_NORMED=norms.query is not None, ENABLE_PDL=enable_pdl, num_warps=warps, **pdl_options(enable_pdl),
     )  # fmt: skip
     return out
 

@@ -248,8 +248,10 @@ def embed_sum_kernel(frames: Tensor, tables: Tensor, context: LeftContext = NO_C
     heads = triton.cdiv(batch * context.left * channels, COPY_BLOCK) if context.next_history is not None else 0
     enable_pdl = has_pdl(frames.device)
     _embed_sum[(rows + heads,)](
-        frames, tables, out, context.slots, context.next_history, rows, columns, size, context.left, rows,
-        books, channels, triton.next_power_of_2(channels), COPY_BLOCK, enable_pdl, **pdl_options(enable_pdl),
+        frames=frames, tables=tables, out=out, slots=context.slots, next_history=context.next_history, rows=rows,
+        columns=columns, size=size, left=context.left, tiles=rows, NUM_CODEBOOKS=books, CHANNELS=channels,
+        BLOCK=triton.next_power_of_2(channels), COPY_BLOCK_SIZE=COPY_BLOCK,
+        ENABLE_PDL=enable_pdl, **pdl_options(enable_pdl),
     )  # fmt: skip
     return out
 
@@ -267,8 +269,10 @@ def depthwise_norm_kernel(
     tails = triton.cdiv(batch * (taps - 1) * channels, COPY_BLOCK) if context.history is not None else 0
     enable_pdl = has_pdl(x.device)
     _depthwise_norm[(rows + tails,)](
-        x, weight, bias, norm_weight, norm_bias, out, context.slots, context.history, rows, columns, rows,
-        taps, channels, eps, triton.next_power_of_2(channels), COPY_BLOCK, enable_pdl, **pdl_options(enable_pdl),
+        x=x, weight=weight, bias=bias, norm_weight=norm_weight, norm_bias=norm_bias, out=out, slots=context.slots,
+        history=context.history, rows=rows, columns=columns, tiles=rows, TAPS=taps, CHANNELS=channels, EPS=eps,
+        BLOCK=triton.next_power_of_2(channels), COPY_BLOCK_SIZE=COPY_BLOCK,
+        ENABLE_PDL=enable_pdl, **pdl_options(enable_pdl),
     )  # fmt: skip
     return out
 
@@ -298,8 +302,9 @@ def depthwise_kernel(
     rate, scale = rates if rates is not None else (None, None)
     enable_pdl = has_pdl(x.device)
     _depthwise[(tiles + tails,)](
-        x, weight, bias, rate, scale, out, context.slots, context.history, rows, columns, dilation, tiles,
-        taps, channels, samples, block, COPY_BLOCK, enable_pdl, **pdl_options(enable_pdl),
+        x=x, weight=weight, bias=bias, rate=rate, scale=scale, out=out, slots=context.slots, history=context.history,
+        rows=rows, columns=columns, dilation=dilation, tiles=tiles, TAPS=taps, CHANNELS=channels, SAMPLES=samples,
+        BLOCK=block, COPY_BLOCK_SIZE=COPY_BLOCK, ENABLE_PDL=enable_pdl, **pdl_options(enable_pdl),
     )  # fmt: skip
     return out
 
@@ -325,8 +330,9 @@ def last_conv_kernel(
     tails = triton.cdiv(batch * (taps - 1) * channels, COPY_BLOCK) if context.history is not None else 0
     enable_pdl = has_pdl(x.device)
     _last_conv[(tiles + tails,)](
-        x, weight, bias, out, context.slots, context.history, rows, columns, tiles,
-        taps, channels, bound, triton.next_power_of_2(channels), samples, COPY_BLOCK, enable_pdl,
+        x=x, weight=weight, bias=bias, out=out, slots=context.slots, history=context.history, rows=rows,
+        columns=columns, tiles=tiles, TAPS=taps, CHANNELS=channels, BOUND=bound,
+        BLOCK=triton.next_power_of_2(channels), SAMPLES=samples, COPY_BLOCK_SIZE=COPY_BLOCK, ENABLE_PDL=enable_pdl,
         num_warps=warps, **pdl_options(enable_pdl),
     )  # fmt: skip
     return out

@@ -416,11 +416,13 @@ def conv_kernel(
     tap_step = weight.stride(0) if taps > 1 else channels
     enable_pdl = has_pdl(x.device)
     _conv[(tiles + tails + heads,)](
-        x, weight, bias, residual, first_result, active, gain, offset, rate, scale, context.slots, context.history,
-        context.next_history, batch * columns, columns, length, dilation, (context.left + made) * period,
-        context.left * period, tap_step, weight.stride(1), tiles, tails,
-        channels, outputs, taps, period, function, norm_eps,
-        tile.m, tile.n, tile.extra, tile.k, COPY_BLOCK, enable_pdl,
+        x=x, weight=weight, bias=bias, residual=residual, plain=first_result, active=active, gain=gain, offset=offset,
+        rate=rate, scale=scale, slots=context.slots, history=context.history, next_history=context.next_history,
+        count=batch * columns, columns=columns, length=length, dilation=dilation,
+        active_step=(context.left + made) * period, active_start=context.left * period, tap_step=tap_step,
+        output_step=weight.stride(1), tiles=tiles, tail_blocks=tails, C_IN=channels, C_OUT=outputs, TAPS=taps,
+        PERIOD=period, FUNCTION=function, NORM_EPS=norm_eps, BLOCK_M=tile.m, BLOCK_N=tile.n, EXTRA_N=tile.extra,
+        BLOCK_K=tile.k, COPY_BLOCK_SIZE=COPY_BLOCK, ENABLE_PDL=enable_pdl,
         num_warps=tile.warps, num_stages=tile.stages, **pdl_options(enable_pdl),
     )  # fmt: skip
     return first_result, active

@@ -135,12 +135,15 @@ def point_kernel(
     # Without norms this pointer is not read.
     query_norm = qkv if norms.query is None else norms.query
     _point[heads.shape[0], cache.slots.shape[0]](
-        qkv, query_norm, *rotary, cache.keys, cache.page_table, cache.slots, positions, heads, spans, out,
-        qkv.stride(0), cache.page_table.stride(0), out.stride(0), out.stride(1), out.shape[2], norms.eps,
+        qkv=qkv, q_norm=query_norm, cos=rotary[0], sin=rotary[1], keys=cache.keys, page_table=cache.page_table,
+        slots=cache.slots, positions=positions, heads=heads, spans=spans, out=out, qkv_stride=qkv.stride(0),
+        page_table_stride=cache.page_table.stride(0), out_stride=out.stride(0), head_stride=out.stride(1),
+        columns=out.shape[2], eps=norms.eps,
         # The scale includes log2(e): exp2 is a single instruction.
-        math.log2(math.e) / math.sqrt(width),
-        kv_heads, qkv.shape[1] // width // kv_heads - 2, width, page, _BLOCK, _OUT_BLOCK, norms.query is not None,
-        enable_pdl, num_warps=_WARPS, **pdl_options(enable_pdl),
+        scale=math.log2(math.e) / math.sqrt(width), NUM_KV_HEADS=kv_heads,
+        GROUP_SIZE=qkv.shape[1] // width // kv_heads - 2, HEAD_DIM=width, PAGE_SIZE=page, BLOCK=_BLOCK,
+        OUT_BLOCK=_OUT_BLOCK, IS_NORMED=norms.query is not None, ENABLE_PDL=enable_pdl,
+        num_warps=_WARPS, **pdl_options(enable_pdl),
     )  # fmt: skip
     return out
 

@@ -95,10 +95,12 @@ def keep_prompt_kernel(
     enable_pdl = enable_pdl and has_pdl(qkv.device)
     out = torch.empty((tokens, heads + kv_heads, width), dtype=qkv.dtype, device=qkv.device)
     # Without norms these pointers are not read.
-    weights = (qkv if norm is None else norm for norm in norms[:2])
+    q_norm, k_norm = (qkv if norm is None else norm for norm in norms[:2])
     _keep_prompt_kernel[tokens, triton.cdiv(heads + 2 * kv_heads, _HEADS)](
-        qkv, *weights, *rotary, *cache, positions, out, qkv.stride(0), cache.page_table.stride(0), norms.eps,
-        heads, kv_heads, width, page, _HEADS, norms.query is not None, enable_pdl, **pdl_options(enable_pdl),
+        qkv=qkv, q_norm=q_norm, k_norm=k_norm, cos=rotary[0], sin=rotary[1], **cache._asdict(), positions=positions,
+        out=out, qkv_stride=qkv.stride(0), page_table_stride=cache.page_table.stride(0), eps=norms.eps,
+        NUM_HEADS=heads, NUM_KV_HEADS=kv_heads, HEAD_DIM=width, PAGE_SIZE=page, HEADS=_HEADS,
+        IS_NORMED=norms.query is not None, ENABLE_PDL=enable_pdl, **pdl_options(enable_pdl),
     )  # fmt: skip
     return out
 

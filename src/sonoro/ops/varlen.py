@@ -127,11 +127,13 @@ def varlen_attention_kernel(
     block_m, block_n, stages = shrunk(blocks, _smaller_blocks, shrink)
     out = torch.empty((tokens, heads, width), dtype=queries.dtype, device=queries.device)
     attention_kernels.varlen[triton.cdiv(tokens, block_m), heads](
-        queries, keys, values, starts, cached_lengths, cache.slots, *cache[:3], out, tokens,
-        queries.stride(0), keys.stride(0), values.stride(0), cache.page_table.stride(0),
-        math.log2(math.e) / math.sqrt(width), heads, heads // keys.shape[1], width, cache.keys.shape[1],
+        queries=queries, keys=keys, values=values, starts=starts, cached_lengths=cached_lengths, slots=cache.slots,
+        page_keys=cache.keys, page_values=cache.values, page_table=cache.page_table, out=out, tokens=tokens,
+        query_stride=queries.stride(0), key_stride=keys.stride(0), value_stride=values.stride(0),
+        page_table_stride=cache.page_table.stride(0), scale=math.log2(math.e) / math.sqrt(width), NUM_HEADS=heads,
+        GROUP_SIZE=heads // keys.shape[1], HEAD_DIM=width, PAGE_SIZE=cache.keys.shape[1], BLOCK_M=block_m,
         # Triton's interpreter reads bfloat16 operands of tl.dot as integers; float32 gives the same products.
-        block_m, block_n, triton.knobs.runtime.interpret, num_warps=4, num_stages=stages,
+        BLOCK_N=block_n, IS_INTERPRETED=triton.knobs.runtime.interpret, num_warps=4, num_stages=stages,
     )  # fmt: skip
     return out
 

@@ -208,10 +208,10 @@ def window_attention_kernel(
     out = qkv.new_empty(batch, columns, heads[0] * width)
     enable_pdl = has_pdl(qkv.device)
     _window_attention[(batch, heads[0])](
-        qkv, out, ring, seen, slots, columns, math.log2(theta), width**-0.5,
-        heads[0], width, window, has_rounded_angles,
-        max(16, triton.next_power_of_2(columns)), triton.next_power_of_2(window - 1), enable_pdl,
-        num_warps=warps, **pdl_options(enable_pdl),
+        qkv=qkv, out=out, ring=ring, seen=seen, slots=slots, columns=columns, log2_theta=math.log2(theta),
+        scale=width**-0.5, NUM_HEADS=heads[0], HEAD_DIM=width, WINDOW=window, ROUND_ANGLES=has_rounded_angles,
+        BLOCK_M=max(16, triton.next_power_of_2(columns)), BLOCK_N=triton.next_power_of_2(window - 1),
+        ENABLE_PDL=enable_pdl, num_warps=warps, **pdl_options(enable_pdl),
     )  # fmt: skip
     return out
 
