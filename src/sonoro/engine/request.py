@@ -257,7 +257,7 @@ class Request:
         if progress.is_done and not progress.is_at_limit:
             share = progress.decoded / max(progress.length, 1)
         else:
-            share = progress.decoded * frame_s * LETTERS_PER_S / max(segment.letters, 1)
+            share = progress.decoded * frame_s * LETTERS_PER_S / max(segment.spoken.letters, 1)
         return segment.start + int((segment.end - segment.start) * min(share, 1.0))
 
     def lead_s(self, now_s: float, frame_s: float) -> float:

@@ -11,9 +11,9 @@ import itertools
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import sentencex
 
@@ -76,6 +76,11 @@ class SpokenText:
         text, for an addition an empty range."""
         return [(at, at + 1) for at in range(len(self.text))] if self.trace is None else self.trace()
 
+    @cached_property
+    def letters(self) -> int:
+        """`spoken_length` of the text."""
+        return spoken_length(self.text)
+
     def part(self, start: int, end: int) -> SpokenText:
         """The text from character `start` to `end`."""
         return SpokenText(self.text[start:end], lambda: self.origins[start:end])
@@ -94,10 +99,9 @@ def joined(parts: Sequence[SpokenText], separator: str = "") -> SpokenText:
 
     def trace() -> list[Span]:
         origins: list[Span] = []
-        for part in parts:
+        for number, part in enumerate(parts):
             at = origins[-1][1] if origins else 0
-            origins += [(at, at)] * len(separator if origins else "")
-            origins += part.origins
+            origins += [*[(at, at)] * (len(separator) if number else 0), *part.origins]
         return origins
 
     return SpokenText(separator.join(part.text for part in parts), trace)
@@ -115,18 +119,10 @@ class Segment:
     end: int
     ids: list[int] | None = None
     is_whole: bool = True
-    _counted: tuple[int, int] = (0, 0)
 
     @property
     def text(self) -> str:
         return self.spoken.text
-
-    @property
-    def letters(self) -> int:
-        """`spoken_length` of the text, cached until it grows."""
-        if self._counted[0] != len(self.text):
-            self._counted = len(self.text), spoken_length(self.text)
-        return self._counted[1]
 
     def halve(self, language: str) -> Segment | None:
         """Cut the segment at the sentence end nearest to its middle, and return the second half; None if it is one
@@ -183,7 +179,7 @@ def split_text(spoken: SpokenText, language: str, max_letters: int) -> list[Spok
     """
     assert max_letters >= MIN_SEGMENT_LETTERS, max_letters
     pieces = _sentences(spoken.text, _language_code(spoken.text, language))
-    for split in (_after(_CLAUSE_END), _after(_SPACE), _characters):
+    for split in (partial(_after, _CLAUSE_END), partial(_after, _SPACE), _characters):
         pieces = [
             part
             for piece in pieces
@@ -273,22 +269,15 @@ def _sentences(text: str, code: str) -> list[str]:
     """Cut `text` after every sentence, keeping white space: the parts join to the whole."""
     # The splitter fails on multi-byte white space (U+3000, U+2028), so replace it one to one; the cuts still apply.
     plain = _SPACE.sub(lambda found: "".join(c if c in "\n\r\t" else " " for c in found[0]), text)
-    sentences, start = [], 0
-    for sentence in sentencex.segment(code, plain):
-        sentences.append(text[start : start + len(sentence)])
-        start += len(sentence)
-    assert start == len(text), "the sentence splitter lost text"
-    return sentences
+    ends = list(itertools.accumulate(map(len, sentencex.segment(code, plain)), initial=0))
+    assert ends[-1] == len(text), "the sentence splitter lost text"
+    return [text[start:end] for start, end in itertools.pairwise(ends)]
 
 
-def _after(pattern: re.Pattern[str]) -> Callable[[str], list[str]]:
-    """A function that cuts a text after every match of `pattern`; the parts join to the whole."""
-
-    def cut(piece: str) -> list[str]:
-        ends = [0, *_ends_of(pattern, piece), len(piece)]
-        return [piece[start:end] for start, end in itertools.pairwise(ends) if end > start]
-
-    return cut
+def _after(pattern: re.Pattern[str], piece: str) -> list[str]:
+    """Cut `piece` after every match of `pattern`; the parts join to the whole."""
+    ends = [0, *_ends_of(pattern, piece), len(piece)]
+    return [piece[start:end] for start, end in itertools.pairwise(ends) if end > start]
 
 
 def _ends_of(pattern: re.Pattern[str], text: str) -> list[int]:
@@ -297,16 +286,12 @@ def _ends_of(pattern: re.Pattern[str], text: str) -> list[int]:
 
 def _characters(piece: str) -> list[str]:
     """Single characters with their combining marks."""
-
-    def clusters() -> Iterator[str]:
-        start = 0
-        for index in range(1, len(piece)):
-            if not unicodedata.category(piece[index]).startswith("M") or index - start > _MAX_MARKS:
-                yield piece[start:index]
-                start = index
-        yield piece[start:]
-
-    return list(clusters())
+    clusters, start = [], 0
+    for index in range(1, len(piece)):
+        if not unicodedata.category(piece[index]).startswith("M") or index - start > _MAX_MARKS:
+            clusters.append(piece[start:index])
+            start = index
+    return [*clusters, piece[start:]]
 
 
 def _language_code(text: str, language: str) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sonoro.words.spans import SpokenWord
-from sonoro.words.tracking import AHEAD, Pointing, Tracker, loudness
+from sonoro.words.tracking import AHEAD, STEP_S, Pointing, Tracker, loudness
 
 LEAST_MASS, MOST_DEVIATION_S = 0.15, 0.2
 """The gate. True heads had a mass of .46 to .81 and a deviation of .10 to .14 s; the best wrong head had .09 and .25 s
@@ -115,9 +115,9 @@ def _trace(reading: Reading, number: int) -> tuple[Tracker, float]:
 
 def _pace(reading: Reading, frame_s: float, sample_rate: int) -> npt.NDArray[np.float64]:
     """Start of each word, in seconds, if every token took an equal part of the sound."""
-    peaks, step_s = loudness(reading.pcm, sample_rate)
+    peaks = loudness(reading.pcm, sample_rate)
     loud = np.flatnonzero(peaks > _QUIET * peaks.max()) if len(peaks) and peaks.max() else np.array([0, 0])
-    begin_s, end_s = loud[0] * step_s, min((loud[-1] + 1) * step_s, len(reading.attention) * frame_s)
+    begin_s, end_s = loud[0] * STEP_S, min((loud[-1] + 1) * STEP_S, len(reading.attention) * frame_s)
     total = max(reading.words[-1].last, 1.0)
     return np.array([begin_s + word.first / total * (end_s - begin_s) for word in reading.words])
 
@@ -138,17 +138,17 @@ def _at_pauses(
     reading: Reading, clock: npt.NDArray[np.float64], told: npt.NDArray[np.float64], sample_rate: int
 ) -> list[float]:
     """Tokens that the attention is ahead when the sound resumes after each pause at punctuation."""
-    peaks, step_s = loudness(reading.pcm, sample_rate)
+    peaks = loudness(reading.pcm, sample_rate)
     quiet = peaks <= _QUIET * peaks.max(initial=0)
     found = []
     for number in range(1, len(reading.words)):
         word = reading.words[number]
         if word.first <= reading.words[number - 1].last or (reading.along and word.first < _RAMP):
             continue
-        low, high = (max(0, round((told[number] + side) / step_s)) for side in (-_AROUND_S, _AROUND_S))
+        low, high = (max(0, round((told[number] + side) / STEP_S)) for side in (-_AROUND_S, _AROUND_S))
         edges = np.flatnonzero(np.diff(np.concatenate([[0], quiet[low:high].astype(np.int8), [0]])))
         stretches = [(end - begin, low + end) for begin, end in zip(edges[::2], edges[1::2], strict=True)]
         length, end = max(stretches, default=(0, 0))
-        if length * step_s >= _PAUSE_S and end < high:
-            found.append(float(_positions(clock, np.array([end * step_s]))[0] - word.first))
+        if length * STEP_S >= _PAUSE_S and end < high:
+            found.append(float(_positions(clock, np.array([end * STEP_S]))[0] - word.first))
     return found

@@ -40,7 +40,7 @@ _SENTENCE_TOKENS, _MOST_MORE = 13, 2.0
 """Texts of more tokens than a sentence stray more, up to so many times: half of the built-in voice's good readings,
 text first, stray by .02 at most up to 13 tokens, and by .1 between 18 and 32; those beyond stray no more."""
 
-_STEP_S = 0.01
+STEP_S = 0.01
 _PAUSE, _SILENCE = 10 ** (-35 / 20), 10 ** (-45 / 20)
 """Levels relative to the peak: below the first is a pause between words, below the second silence at either end."""
 
@@ -234,12 +234,12 @@ def _stepped(scores: Array, positions: int) -> tuple[Array, npt.NDArray[np.int64
     return choices.max(0), choices.argmax(0)
 
 
-def loudness(pcm: bytes, sample_rate: int) -> tuple[npt.NDArray[np.int32], float]:
-    """Peak level of each step of PCM16, and the length of a step in seconds. An incomplete last step is dropped."""
-    step = round(_STEP_S * sample_rate)
+def loudness(pcm: bytes, sample_rate: int) -> npt.NDArray[np.int32]:
+    """Peak level of each `STEP_S` of PCM16. An incomplete last step is dropped."""
+    step = round(STEP_S * sample_rate)
     samples = np.frombuffer(pcm, "<i2", count=len(pcm) // 2 // step * step)
     # int32, as abs(-32768) overflows int16.
-    return np.abs(samples.astype(np.int32)).reshape(-1, step).max(1), _STEP_S
+    return np.abs(samples.astype(np.int32)).reshape(-1, step).max(1)
 
 
 class SegmentClock:
@@ -262,9 +262,9 @@ class SegmentClock:
     def hear(self, pcm: bytes) -> None:
         """Add the segment's next audio, PCM16."""
         self._rest += pcm
-        peaks, _ = loudness(self._rest, self._sample_rate)
+        peaks = loudness(self._rest, self._sample_rate)
         self._peaks += peaks.tolist()
-        self._rest = self._rest[2 * round(_STEP_S * self._sample_rate) * len(peaks) :]
+        self._rest = self._rest[2 * round(STEP_S * self._sample_rate) * len(peaks) :]
 
     def finish(self) -> None:
         """End the segment: neither audio nor attention follows."""
@@ -348,7 +348,7 @@ class SegmentClock:
 
     @property
     def _heard_s(self) -> float:
-        return len(self._peaks) * _STEP_S
+        return len(self._peaks) * STEP_S
 
     def _times(self, word: SpokenWord, after: SpokenWord | None) -> tuple[float, float, float] | None:
         """Start and end of `word`, and start of the word `after` it, in seconds; None while they are not certain."""
@@ -393,19 +393,19 @@ class SegmentClock:
     def _onset_s(self) -> float:
         limit = _SILENCE * self._peak
         loud = next((number for number, peak in enumerate(self._peaks) if peak > limit), 0)
-        return max(0.0, loud * _STEP_S + self._pointing.onset_s)
+        return max(0.0, loud * STEP_S + self._pointing.onset_s)
 
     def _last_sound_s(self) -> float:
         limit = _SILENCE * self._peak
         loud = (number for number in range(len(self._peaks) - 1, -1, -1) if self._peaks[number] > limit)
-        return (next(loud, -1) + 1) * _STEP_S
+        return (next(loud, -1) + 1) * STEP_S
 
     def _pause(self, end_s: float, start_s: float, least_s: float, around_s: float) -> tuple[float, float] | None:
         """The longest silence (begin, end) between two words, of which one ends near `end_s` and the other begins near
         `start_s`; without one, (`start_s`, `start_s`). None while the silence continues."""
-        first = max(0, round((end_s - around_s) / _STEP_S))
-        last = min(len(self._peaks), round((start_s + around_s) / _STEP_S))
-        latest = round((start_s + around_s + _LONGEST_WAIT_S) / _STEP_S)
+        first = max(0, round((end_s - around_s) / STEP_S))
+        last = min(len(self._peaks), round((start_s + around_s) / STEP_S))
+        latest = round((start_s + around_s + _LONGEST_WAIT_S) / STEP_S)
         limit, best, begun = _PAUSE * self._peak, (0, 0), None
         for at in range(first, latest + 1):
             if at == len(self._peaks) and begun is not None and not self._is_over and at < latest:
@@ -418,6 +418,6 @@ class SegmentClock:
             if at >= last and begun is None:
                 break
         length, at = best
-        if length * _STEP_S < least_s:
+        if length * STEP_S < least_s:
             return start_s, start_s
-        return at * _STEP_S, (at + length) * _STEP_S
+        return at * STEP_S, (at + length) * STEP_S

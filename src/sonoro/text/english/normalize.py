@@ -93,31 +93,26 @@ Edit = tuple[int, str, str]
 """A replacement in a text: at which character, of what, and by what."""
 
 
+@dataclass(frozen=True)
 class _Written:
-    """A text being normalised, with the edits of each rule."""
+    """A text of `length` characters that has become `text` by the `edits` of each rule."""
 
-    def __init__(self, text: str) -> None:
-        self.text = self._written = text
-        self._edits: list[list[Edit]] = []
+    text: str
+    length: int
+    edits: tuple[list[Edit], ...] = ()
 
     def apply(self, rules: Iterable[Rule]) -> _Written:
-        """Apply `rules` in order, each at every match; returns itself."""
-        edits: list[Edit] = []
+        """The text after `rules` in order, each at every match."""
+        text, made = self.text, list[list[Edit]]([[]])
         for pattern, replacement in rules:
-            self.text = pattern.sub(partial(_replace, edits, replacement), self.text)
-            if edits:
-                self._edits.append(edits)
-                edits = []
-        return self
-
-    def copy(self) -> _Written:
-        copied = _Written(self._written)
-        copied.text, copied._edits = self.text, [*self._edits]
-        return copied
+            text = pattern.sub(partial(_replace, made[-1], replacement), text)
+            if made[-1]:
+                made.append([])
+        return _Written(text, self.length, (*self.edits, *made[:-1]))
 
     def origins(self) -> list[Span]:
         """For each character of `text`, the range of the written text that it comes from."""
-        return reduce(_edited, self._edits, [(at, at + 1) for at in range(len(self._written))])
+        return reduce(_edited, self.edits, [(at, at + 1) for at in range(self.length)])
 
 
 def _replace(edits: list[Edit], replacement: str | Callable[[re.Match[str]], str], match: re.Match[str]) -> str:
@@ -175,7 +170,7 @@ def _matching(old: str, new: str) -> Iterator[tuple[int, int, int, int]]:
 
 def check_readable(text: str) -> None:
     """Raise `InvalidRequest`, naming the script, if more letters of `text` are unreadable than readable."""
-    folded = _Written(text).apply(_FOLD).text
+    folded = _Written(text, len(text)).apply(_FOLD).text
     # A single Greek letter is read by its name.
     words = re.findall(r"[^\W\d_a-zA-Z]{2,}|[^\W\d_a-zA-ZͰ-Ͽ]", folded)
     foreign = Counter(_script(letter) for word in words for letter in word)
@@ -197,14 +192,14 @@ def normalize_english(
         letter = r"(?<!\w')(?<!\b[A-Z] )"
         keys = [rf"{letter}{key.upper()}" if len(key) == 1 else f"(?i:{re.escape(key)})" for key in respellings]
         words = re.compile(rf"\b(?:{'|'.join(keys)})\b")
-        written = written.copy().apply([(words, lambda match: respellings[match[0].lower()])])
+        written = written.apply([(words, lambda match: respellings[match[0].lower()])])
     return NormalizedText(written.text.lower() if lowercase else written.text, written.origins, dropped)
 
 
 @lru_cache(_KEPT_TEXTS)
 def _written_out(text: str) -> tuple[_Written, str]:
     """`text` after all rules, and the characters that were dropped."""
-    written = _Written(text).apply(_FOLD).apply(RULES)
+    written = _Written(text, len(text)).apply([*_FOLD, *RULES])
     dropped = "".join(dict.fromkeys(_UNREAD.findall(written.text)))
     return written.apply(_LAST), dropped
 

@@ -11,30 +11,8 @@ from collections.abc import Callable, Iterable
 
 from num2words import num2words
 
+from sonoro.text.english import tables
 from sonoro.text.english.roman import ROMAN_RULES, Rule
-from sonoro.text.english.tables import (
-    ABBREVIATIONS,
-    BEFORE_NUMBER,
-    CAPITAL_WORDS,
-    COMPASS,
-    DAYS,
-    DOMAINS,
-    DOTTED_BEFORE_NUMBER,
-    FILES,
-    INITIALISMS,
-    MAGNITUDES,
-    MARKS,
-    MONEY,
-    MONTHS,
-    PERIODS,
-    SHORT_MONTHS,
-    SHORT_WORDS,
-    SPELLED_LABELS,
-    STATES,
-    STREETS,
-    UNITS,
-    UNSURE_STATES,
-)
 
 Table = list[tuple[str, str | Callable[[re.Match[str]], str]]]
 
@@ -52,7 +30,7 @@ def _spell_letters(letters: str) -> str:
 def _label(label: str) -> str:
     """A part of an address, spelled out if it is not a word."""
     letters = label.rstrip("0123456789")
-    is_spelled = letters.lower() in SPELLED_LABELS or (
+    is_spelled = letters.lower() in tables.SPELLED_LABELS or (
         1 < len(letters) <= 5 and not set(letters.lower()) & set("aeiouy")
     )
     return f"{_spell_letters(letters.upper())} {label[len(letters) :]}" if is_spelled else label
@@ -63,7 +41,7 @@ def _address(match: re.Match[str]) -> str:
     whole = re.sub(r"^(?:https?://)?(?:www\.)?", "", match[0])
     address = whole.rstrip(".,;:!?)]}'*/")
     parts = re.findall(r"[A-Za-z]+\d*|\d+|[^A-Za-z\d]", address)
-    spoken = " ".join(MARKS.get(part, _label(part)) for part in parts)
+    spoken = " ".join(tables.MARKS.get(part, _label(part)) for part in parts)
     return f" {spoken} {whole[len(address) :].lstrip('/')}"
 
 
@@ -73,7 +51,7 @@ def _digit_groups(match: re.Match[str]) -> str:
 
 
 def _state(match: re.Match[str]) -> str:
-    return match[0] if match[1] in UNSURE_STATES else STATES[match[1]]
+    return match[0] if match[1] in tables.UNSURE_STATES else tables.STATES[match[1]]
 
 
 def _postcode(match: re.Match[str]) -> str:
@@ -81,7 +59,7 @@ def _postcode(match: re.Match[str]) -> str:
 
 
 def _before_number(match: re.Match[str]) -> str:
-    word = (BEFORE_NUMBER | DOTTED_BEFORE_NUMBER)[match[1].lower()]
+    word = (tables.BEFORE_NUMBER | tables.DOTTED_BEFORE_NUMBER)[match[1].lower()]
     return (word.capitalize() if match[1][0].isupper() else word) + " "
 
 
@@ -102,7 +80,7 @@ def _slashed_date(match: re.Match[str]) -> str:
         month, day = day, month
     if not (1 <= month <= 12 and 1 <= day <= 31):
         return match[0]
-    spoken = f"{MONTHS[month - 1]} {num2words(day, to='ordinal')}"
+    spoken = f"{tables.MONTHS[month - 1]} {num2words(day, to='ordinal')}"
     return f"{spoken}, {_year(year) if len(year) == 4 else _cardinal(year)}"
 
 
@@ -112,8 +90,8 @@ def feet(match: re.Match[str]) -> str:
 
 
 def _capitals(match: re.Match[str]) -> str:
-    """A lone word of two or three capitals: spelled out unless it is in `CAPITAL_WORDS`."""
-    return match[0] if match[1] in CAPITAL_WORDS else _initialism(match)
+    """A lone word of two or three capitals: spelled out unless it is in `tables.CAPITAL_WORDS`."""
+    return match[0] if match[1] in tables.CAPITAL_WORDS else _initialism(match)
 
 
 def _initialism(match: re.Match[str]) -> str:
@@ -143,10 +121,10 @@ def _year(number: str) -> str:
 
 
 def _money(match: re.Match[str]) -> str:
-    one, many, small, smalls = MONEY[match["sign"]]
+    one, many, small, smalls = tables.MONEY[match["sign"]]
     amount, magnitude = match["amount"], match["magnitude"]
     if magnitude:
-        return f" {_cardinal(amount)} {MAGNITUDES.get(magnitude.lower(), magnitude)} {many} "
+        return f" {_cardinal(amount)} {tables.MAGNITUDES.get(magnitude.lower(), magnitude)} {many} "
     whole, _, decimals = amount.partition(".")
     if len(decimals) != 2:
         return f" {_cardinal(amount)} {one if amount == '1' else many} "
@@ -186,7 +164,7 @@ def _greek(match: re.Match[str]) -> str:
 
 
 def _iso_date(match: re.Match[str]) -> str:
-    return f"{MONTHS[int(match['month']) - 1]} {_nth(match['day'])}, {_year(match['year'])}"
+    return f"{tables.MONTHS[int(match['month']) - 1]} {_nth(match['day'])}, {_year(match['year'])}"
 
 
 def _decade(match: re.Match[str]) -> str:
@@ -196,7 +174,7 @@ def _decade(match: re.Match[str]) -> str:
 
 
 def _unit(match: re.Match[str]) -> str:
-    one, many = UNITS[match["unit"]]
+    one, many = tables.UNITS[match["unit"]]
     return f"{match['amount']} {one if match['amount'] == '1' else many}"
 
 
@@ -229,10 +207,11 @@ def compiled(table: Table) -> list[Rule]:
 
 _HALF = r"(?P<half>[aApP]\.?\s?[mM]\b\.?)"
 _CLOCK = rf"\b(?P<hour>[01]?\d|2[0-3]):(?P<minute>[0-5]\d)(?::(?P<second>[0-5]\d))?(?!\d)(?:\s?{_HALF})?"
-_MONTH = _any(MONTHS)
-_SHORT_MONTH = _any(SHORT_MONTHS)
-_DAY = _any(DAYS)
-_STATE = _any(STATES)
+_MONTH = _any(tables.MONTHS)
+_SHORT_MONTH = _any(tables.SHORT_MONTHS)
+_DAY = _any(tables.DAYS)
+_STATE = _any(tables.STATES)
+_STREET = _any(tables.STREETS)
 _TERM = r"\d[\d.,]*+"
 
 _MARKUP: Table = [
@@ -253,8 +232,8 @@ _MARKUP: Table = [
 _ADDRESSES: Table = [
     (r"(?<![\w.+-])[\w.+-]++@(?:[\w-]++\.)+[A-Za-z]{2,}", _address),
     (r"(?:\bhttps?://|\bwww\.(?=\w))[^\s<>]++", _address),
-    (rf"(?<![\w.@-])(?:[A-Za-z0-9-]++\.)+(?:{DOMAINS})\b(?:/[^\s<>]*+)?", _address),
-    (rf"(?<=\w)\.({FILES})\b", lambda match: f" dot {_label(match[1])} "),
+    (rf"(?<![\w.@-])(?:[A-Za-z0-9-]++\.)+(?:{tables.DOMAINS})\b(?:/[^\s<>]*+)?", _address),
+    (rf"(?<=\w)\.({tables.FILES})\b", lambda match: f" dot {_label(match[1])} "),
     (r"\b([A-G])#(?!\w)", r"\1 sharp"),
     (r"(?<!\w)\.(?=NET\b)", "dot "),
     (r"#(?=[A-Za-z])", " hashtag "),
@@ -266,17 +245,17 @@ _PLACES: Table = [
     (r"(?<![\w.,$£€¥-])(?:1[ .-])?(?:\(\d{3}\) ?|\d{3}[ .-])\d{3}[ .-]\d{4}(?![\d-])", _digit_groups),
     (r"\b97[89]-\d{1,5}-\d{2,7}-\d{1,6}-[\dX]\b", _digit_groups),
     (r"\b\d{3}-\d{2}-\d{4}\b|\b\d{4}([ -])\d{4}\1\d{4}\1\d{4}\b", _digit_groups),
-    (rf"\b({_STATE}),? \d{{5}}(?:-\d{{4}})?\b", lambda match: STATES[match[1]] + _digit_groups(match)),
+    (rf"\b({_STATE}),? \d{{5}}(?:-\d{{4}})?\b", lambda match: tables.STATES[match[1]] + _digit_groups(match)),
     (r"\b(?i:zip(?: code)?):? \d{5}(?:-\d{4})?\b", lambda match: "zip code" + _digit_groups(match)),
     (rf"(?<=[a-z], )({_STATE})(?=[.,;)]|\s*$)", _state),
     (r"\b[A-Z]{1,2}\d[A-Z\d]? \d[A-Z]{2}\b", _postcode),
     (
-        rf"(?<=\d )([NSEW])\.? (?=(?:[A-Z][a-z]+ ){{1,3}}(?:{_any(STREETS)}|{_any(STREETS.values())}|Dr|Drive|Way)\b)",
-        lambda match: COMPASS[match[1]] + " ",
+        rf"(?<=\d )([NSEW])\.? (?=(?:[A-Z][a-z]+ ){{1,3}}(?:{_STREET}|{_any(tables.STREETS.values())}|Dr|Drive|Way)\b)",
+        lambda match: tables.COMPASS[match[1]] + " ",
     ),
     (
-        rf"(?<=[a-z] )({_any(STREETS)})\b(?!\.)(?<!St)|(?<=[a-z] )(St)\b(?!\.| (?!Apt|Suite|Ste|Unit)[A-Z][a-z])",
-        lambda match: STREETS[match[1] or match[2]],
+        rf"(?<=[a-z] )({_STREET})\b(?!\.)(?<!St)|(?<=[a-z] )(St)\b(?!\.| (?!Apt|Suite|Ste|Unit)[A-Z][a-z])",
+        lambda match: tables.STREETS[match[1] or match[2]],
     ),
 ]
 _SHORT: Table = [
@@ -285,22 +264,22 @@ _SHORT: Table = [
     (r"\ba\.k\.a\b\.?", "also known as"),
     (r"(?<![A-Za-z])(?i:vs)(?![A-Za-z])\.?", "versus"),
     (
-        rf"(?<![A-Za-z/])(?i:{_any(word for word in SHORT_WORDS if word.islower())})(?![A-Za-z/])",
-        lambda match: SHORT_WORDS[match[0].lower()],
+        rf"(?<![A-Za-z/])(?i:{_any(word for word in tables.SHORT_WORDS if word.islower())})(?![A-Za-z/])",
+        lambda match: tables.SHORT_WORDS[match[0].lower()],
     ),
-    (rf"(?<![\w/])(?:{_any(SHORT_WORDS)})(?![\w/])", lambda match: SHORT_WORDS[match[0]]),
+    (rf"(?<![\w/])(?:{_any(tables.SHORT_WORDS)})(?![\w/])", lambda match: tables.SHORT_WORDS[match[0]]),
     (r"(?<!\w)w/\s?(?=\w)", "with "),
-    (rf"\b((?i:{_any(BEFORE_NUMBER)}))\b\.?\s?(?=#?\d)", _before_number),
+    (rf"\b((?i:{_any(tables.BEFORE_NUMBER)}))\b\.?\s?(?=#?\d)", _before_number),
     (
-        rf"\b((?i:{_any(DOTTED_BEFORE_NUMBER)}))\.\s?(?=\d)|\bv(?=\d)",
+        rf"\b((?i:{_any(tables.DOTTED_BEFORE_NUMBER)}))\.\s?(?=\d)|\bv(?=\d)",
         lambda match: _before_number(match) if match[1] else "version ",
     ),
     (
-        rf"\b({_any(ABBREVIATIONS)})\.(?=\s+[A-Z]|\s*$)",
-        lambda match: ABBREVIATIONS[match[1]] + ("" if match[1] != "etc" else "."),
+        rf"\b({_any(tables.ABBREVIATIONS)})\.(?=\s+[A-Z]|\s*$)",
+        lambda match: tables.ABBREVIATIONS[match[1]] + ("" if match[1] != "etc" else "."),
     ),
-    (rf"\b({_any(ABBREVIATIONS)})\.", lambda match: ABBREVIATIONS[match[1]]),
-    (r"\b(Mr|Mrs|Ms|Prof)(?= [A-Z])", lambda match: ABBREVIATIONS[match[1]]),
+    (rf"\b({_any(tables.ABBREVIATIONS)})\.", lambda match: tables.ABBREVIATIONS[match[1]]),
+    (r"\b(Mr|Mrs|Ms|Prof)(?= [A-Z])", lambda match: tables.ABBREVIATIONS[match[1]]),
     (r"\bPh\.?D\b\.?", "P H D"),
     (r"\bDr\.?(?= [A-Z])", "Doctor"),
     (r"\bDr\.", "Drive"),
@@ -311,13 +290,13 @@ _SHORT: Table = [
 _DATES: Table = [
     (
         rf"\b({_SHORT_MONTH})\b\.?(?= \d)|(?<=\d )({_SHORT_MONTH})\b\.?",
-        lambda match: SHORT_MONTHS[match[1] or match[2]],
+        lambda match: tables.SHORT_MONTHS[match[1] or match[2]],
     ),
     (
         rf"\b({_DAY})\b\.?(?=,? (?:{_MONTH}|\d)|\s?--?\s?(?:{_DAY})\b)|(?<=-)({_DAY})\b\.?",
-        lambda match: DAYS[match[1] or match[2]],
+        lambda match: tables.DAYS[match[1] or match[2]],
     ),
-    (rf"(?<=day)\s?--?\s?(?={_any(set(DAYS.values()))})", " to "),
+    (rf"(?<=day)\s?--?\s?(?={_any(set(tables.DAYS.values()))})", " to "),
     (rf"(?<![\d.:,])(0?[1-9]|[12]\d|3[01]) ({_MONTH})\b", lambda match: f"the {_nth(match[1])} of {match[2]}"),
     (
         rf"\b({_MONTH}) (0?[1-9]|[12]\d|3[01])(?:st|nd|rd|th)?\b(?![:%]|[.,]\d)",
@@ -326,7 +305,7 @@ _DATES: Table = [
     (r"(?<![\d/])(\d{1,2})/(\d{1,2})/((?:19|20)?\d\d)(?![\d/])", _slashed_date),
     (
         r"(?<![\d.])(0?[1-9]|[12]\d|3[01])\.(0?[1-9]|1[0-2])\.((?:19|20)\d\d)(?!\.?\d)",
-        lambda match: f"the {_nth(match[1])} of {MONTHS[int(match[2]) - 1]}, {_year(match[3])}",
+        lambda match: f"the {_nth(match[1])} of {tables.MONTHS[int(match[2]) - 1]}, {_year(match[3])}",
     ),
     (r"(?<=\d-\d\d)T(?=\d\d:\d\d)", " at "),
     (r"(?<=:\d\d)(?:\.\d++)?Z\b", " U T C"),
@@ -362,8 +341,8 @@ _AMOUNTS: Table = [
         _expression,
     ),
     (
-        rf"(?<![\d.,])([$£€¥₹]?{_TERM}\s?[A-Za-z%]{{0,5}})/({_any(PERIODS)})\b",
-        lambda match: f"{match[1]} per {PERIODS[match[2]]}",
+        rf"(?<![\d.,])([$£€¥₹]?{_TERM}\s?[A-Za-z%]{{0,5}})/({_any(tables.PERIODS)})\b",
+        lambda match: f"{match[1]} per {tables.PERIODS[match[2]]}",
     ),
     (rf"(?<![\d.,])({_NUMBER})\s?([£€¥₹])(?!\d)", r"\2\1"),
     (r"(?<=[\d%°])\s?--?\s?(?=[$£€¥₹]\d)|(?<=[%°])\s?--?\s?(?=\d)", " to "),
@@ -386,7 +365,7 @@ _AMOUNTS: Table = [
     (r"(?<=\d)[kK]\b", " thousand"),
     (r"(?<=\d)M\b", " million"),
     # A capital before a name is an initial, not a unit: in 2005 W. Smith.
-    (rf"(?P<amount>(?<![\d.]){_NUMBER})\s?(?P<unit>{_any(UNITS)})(?![A-Za-z])(?!(?<= [A-Z])\.? [A-Z])", _unit),
+    (rf"(?P<amount>(?<![\d.]){_NUMBER})\s?(?P<unit>{_any(tables.UNITS)})(?![A-Za-z])(?!(?<= [A-Z])\.? [A-Z])", _unit),
     (r"(?<=\d)\s?--?\s?(?=\d)", " to "),
     (r"(?<![\w.-])-(?=\d)", " minus "),
     (r"(?<=\d) (?=\d{1,2}[/⁄]\d{1,2}(?![\d/]))", " and "),
@@ -400,7 +379,7 @@ _AMOUNTS: Table = [
     (_NUMBER, _number),
 ]
 _SIGNS: Table = [
-    (rf"\b({'|'.join(INITIALISMS)}|[B-DF-HJ-NP-TV-XZ]{{2,5}})(s?)\b", _initialism),
+    (rf"\b({'|'.join(tables.INITIALISMS)}|[B-DF-HJ-NP-TV-XZ]{{2,5}})(s?)\b", _initialism),
     (r"(?<![A-Z] )(?<![A-Z]\. )\b([A-Z]{2,3})(s?)\b(?! [A-Z]{2})", _capitals),
     (r"(?<=\w)@(?=\w)|@", " at "),
     (r"&", " and "),
