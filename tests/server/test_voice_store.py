@@ -24,7 +24,7 @@ from sine_engines import reference, run, until
 
 from sonoro.core.errors import ConfigError, EngineError, InvalidRequest, UnknownVoice, VoiceExists
 from sonoro.core.types import Reference
-from sonoro.engine.saved_voices import dump, parse
+from sonoro.engine.voice_encoder import dump, parse
 from sonoro.engine.voices import content_hash
 from sonoro.models.base import SavedVoice
 from sonoro.server.voice_store import VoiceStore

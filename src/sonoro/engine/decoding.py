@@ -1,9 +1,9 @@
 """Runs the codec: frames of slots to PCM16, on the model's stream, on a second stream, or on a device of its own.
 
-On a second stream a codec launch waits for the decode step that made its frames; the next step need not wait for it, as
-it writes other columns. On a device of its own the codec reads a copy of the frames: after each step the newest frame
-of every stepped slot is copied over. Torch orders such a copy after and before the current streams of both devices. No
-sync. Depends on the protocols of `models.base` and on no model.
+On a second stream a codec launch waits for the decode step that output its frames. The next step need not wait for the
+codec, as it writes other columns. On a device of its own the codec reads a copy of the frames: after each step the
+newest frame of every stepped slot is copied over. Torch orders such a copy after and before the current streams of both
+devices. No sync. Depends on the protocols of `models.base` and on no model.
 """
 
 from __future__ import annotations
@@ -124,12 +124,12 @@ class Decoding:
         def decode(slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             first = state.decoded[slots]
             columns = (first[:, None] + offsets).clamp(max=last)
-            made = state.frames[slots[:, None], columns]
-            pcm = codec.decode(made, slots, state.history)
+            chunk = state.frames[slots[:, None], columns]
+            pcm = codec.decode(chunk, slots, state.history)
             # The scratch slot may repeat; each copy writes the same value.
             state.decoded.index_copy_(0, slots, first + frames)
             is_finite = pcm.isfinite()
-            return to_pcm16(pcm.where(is_finite, 0.0)), made, frames * codec.hop - is_finite.sum(1)
+            return to_pcm16(pcm.where(is_finite, 0.0)), chunk, frames * codec.hop - is_finite.sum(1)
 
         return decode
 

@@ -77,15 +77,15 @@ def allocate_device_state(model: SpeechModel, config: EngineConfig) -> DeviceSta
     history, budget, elsewhere = _measure(model, config, page_bytes)
     pages = plan_pages(budget, page_bytes, config.slots, config.pages_per_slot, config.pages)
     state = model.allocate(capacity_of(config, pages))
-    kept = min(pages, config.prefix_cache_bytes // page_bytes)
+    cached_pages = min(pages, config.prefix_cache_bytes // page_bytes)
     return DeviceState(
         state=state,
         codec=_codec_state(state, history, config.codec_device),
         pages=pages,
-        cached_pages=kept,
+        cached_pages=cached_pages,
         report=(
             *report(budget, page_bytes, pages),
-            f"pages kept for prompts that begin alike: at most {kept}",
+            f"pages kept for prompts that begin alike: at most {cached_pages}",
             *elsewhere,
         ),
     )
@@ -152,7 +152,7 @@ def _measure(model: SpeechModel, config: EngineConfig, page_bytes: int) -> tuple
         total_bytes=total_bytes,
         fraction=config.memory_fraction,
         in_use=in_use,
-        reserved={"rows": state_bytes, "graphs": graphs_bytes},
+        reserved={"slots": state_bytes, "graphs": graphs_bytes},
     )
     return history, budget, elsewhere
 

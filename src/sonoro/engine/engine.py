@@ -275,7 +275,8 @@ class Engine:
             if is_broken:
                 self.lifecycle.abandon(in_flight, sys.exception())
         self._pace.end(self._clock_s(), is_whole=is_late and not plan.is_empty)
-        return self.output.take_events()
+        events, self.output.events = self.output.events, []
+        return events
 
     def _check_room(self) -> None:
         saving = sum(not saved.done() for saved in self.voices.saving)

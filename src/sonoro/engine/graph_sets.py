@@ -44,12 +44,12 @@ class GraphSets:
         def prefill(tokens: Tensor) -> None:
             model.prefill(slots, tokens)
 
-        self.admits = self._made("admit", admit, config.frame_batches, state.scratch)
-        self.prefills = self._made("prefill", prefill, config.prefill_buckets, max_tokens)
+        self.admits = self._new_set("admit", admit, config.frame_batches, state.scratch)
+        self.prefills = self._new_set("prefill", prefill, config.prefill_buckets, max_tokens)
         self.text_prefills: GraphSet | None = None
         if isinstance(model, TextPromptModel):
             of_text = functools.partial(model.prefill_text, slots)
-            self.text_prefills = self._made("prefill text", of_text, config.prefill_buckets, max_tokens)
+            self.text_prefills = self._new_set("prefill text", of_text, config.prefill_buckets, max_tokens)
         self.frames = self._frames_of(slots)
         self.to_come = 0
         """How many sizes are not captured yet; batches are padded to a larger one until they are."""
@@ -128,7 +128,7 @@ class GraphSets:
         self.frames, self._state = frames, dataclasses.replace(self._state, state=state)
         self._count_to_come()
 
-    def _made(self, name: str, function: Callable[[Tensor], Any], sizes: Sequence[int], scratch: int) -> GraphSet:
+    def _new_set(self, name: str, function: Callable[[Tensor], Any], sizes: Sequence[int], scratch: int) -> GraphSet:
         device, is_eager = self._state.device, self._config.is_eager
         return GraphSet(name, function, sizes, scratch, device, pool=self._pool, is_eager=is_eager)
 
@@ -143,7 +143,7 @@ class GraphSets:
             attention = None if watched is None else watched[slots]
             return length, done, attention, *decoding.newest(state.frames, slots, length)
 
-        return self._made("frame", frame, self._config.frame_batches, self._state.scratch)
+        return self._new_set("frame", frame, self._config.frame_batches, self._state.scratch)
 
     def _first_sizes(self, graphs: GraphSet) -> Sequence[int]:
         """The sizes of `graphs` to capture at start: all of them, or, if `config.is_ready_early`, the largest, to which

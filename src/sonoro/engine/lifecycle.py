@@ -37,11 +37,6 @@ class Output:
         self.broken_samples = 0
         """Non-finite samples so far; they are sent as silence."""
 
-    def take_events(self) -> list[Event]:
-        """The events since the last call."""
-        events, self.events = self.events, []
-        return events
-
     def take_step(
         self, request: Request, length: int, attention: npt.NDArray[np.float32] | None, *, is_over: bool
     ) -> None:
@@ -107,10 +102,6 @@ class Output:
                 faults=() if request.words is None else tuple(request.words.faults),
             )
         )
-
-    def fail(self, request: Request, error: Exception) -> None:
-        """Send the failure of `request`."""
-        self.events.append(Failed.of(request.params.id, error))
 
     def _count_broken(self, request: Request, samples: int) -> None:
         """Count non-finite `samples`; warn of the first, and again each time the total has doubled."""
@@ -278,7 +269,7 @@ class Lifecycle:
     def _fail(self, request: Request, error: Exception) -> None:
         self._reset(request)
         self._forget(request)
-        self._output.fail(request, error)
+        self._output.events.append(Failed.of(request.params.id, error))
 
     def _reset(self, request: Request) -> None:
         """Reset the slot of a request that ends before the device has set its done flag."""

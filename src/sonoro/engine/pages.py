@@ -46,7 +46,7 @@ class Pager:
         if self._load is None:
             self._load = self._load_of(running)
         to_come, needed = self._load
-        taken = self._most(waiting) - own, own - self._shareable(waiting)
+        taken = self._most(waiting) - own, own - len(waiting.progress.prefix)
         if to_come + self._expected(waiting) - own > free:
             return False
         return max(needed, taken[0]) <= free or _is_safe(free, [taken, *map(self._taken, running)])
@@ -82,8 +82,7 @@ class Pager:
 
     def lacks(self, request: Request, frames: int) -> int:
         """How many pages `request` lacks for its next `frames` frames."""
-        progress, allocation = request.progress, request.allocation
-        assert allocation is not None
+        progress, allocation = request.progress, allocation_of(request)
         assert progress.prompt is not None
         positions = progress.prompt.positions - 1 + min(allocation.steps + frames, progress.limit)
         # Called for every request in every tick; mostly there is room.
@@ -101,9 +100,8 @@ class Pager:
 
     def grow(self, request: Request, frames: int = 1) -> NewPages:
         """Give `request` the pages that it lacks for its next `frames` frames, and return them. They must be free."""
-        assert request.allocation is not None
         start, numbers = _count(request), self._pool.acquire(self.lacks(request, frames))
-        request.allocation.pages.extend(numbers)
+        allocation_of(request).pages.extend(numbers)
         self._load = None
         return NewPages(request, start, numbers)
 
@@ -113,7 +111,7 @@ class Pager:
         return self._pool.free - max((self._taken(other)[0] for other in running), default=0)
 
     def _pages_for(self, request: Request, frames: int) -> int:
-        """Pages for the prompt and `frames` frames. Frame n is made at the last position before it, hence the - 1."""
+        """Pages for the prompt and `frames` frames. Frame n is output at the last position before it, hence the - 1."""
         assert request.progress.prompt is not None
         positions = request.progress.prompt.positions - 1 + min(frames, request.progress.limit)
         return max(-(-positions // self._page_positions), _count(request))
@@ -128,10 +126,7 @@ class Pager:
     def _taken(self, request: Request, more: int = 0) -> tuple[int, int]:
         """With `more` pages given: how many `request` may still need, and how many of its pages are not shareable."""
         held = _count(request) + more
-        return self._most(request) - held, held - self._shareable(request)
-
-    def _shareable(self, request: Request) -> int:
-        return len(request.progress.prefix)
+        return self._most(request) - held, held - len(request.progress.prefix)
 
 
 class PageGrowth:

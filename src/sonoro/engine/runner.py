@@ -58,14 +58,14 @@ class Decoded:
     """The results of one codec launch: `frames` frames of each of `items`.
 
     In pinned memory: `pcm` [B, frames * hop] int16; `broken` [B] int64, the count of non-finite samples, which are
-    silenced in `pcm`; `made` [B, frames, ...], the decoded frames, if a request keeps them.
+    silenced in `pcm`; `kept` [B, frames, ...], the decoded frames, if a request keeps them.
     """
 
     items: list[BatchItem]
     frames: int
     pcm: npt.NDArray[np.int16]
     broken: npt.NDArray[np.int64]
-    made: npt.NDArray[Any] | None
+    kept: npt.NDArray[Any] | None
 
     def pcm_of(self, at: int, frames: int) -> bytes:
         """The first `frames` frames at batch index `at` as PCM16 little-endian."""
@@ -74,8 +74,8 @@ class Decoded:
 
     def frames_of(self, at: int, frames: int) -> npt.NDArray[Any]:
         """A copy of the first `frames` frames at batch index `at`, [frames, ...]."""
-        assert self.made is not None
-        return self.made[at, :frames].copy()
+        assert self.kept is not None
+        return self.kept[at, :frames].copy()
 
 
 @dataclass
@@ -318,27 +318,26 @@ class Runner:
                 results = self._decoding.decodes[frames].run(_slots(items))
             if not results:
                 return
-            pcm, made, broken = results
-            is_kept = any(request.keeps_frames for request, _ in items)
-            heard, *counted = (launched.entry.copy(part[: len(items)]) for part in (pcm, broken, *[made] * is_kept))
-        launched.decoded.append(Decoded(items, frames, heard, counted[0], counted[1] if is_kept else None))
+            pcm, decoded, broken = (result[: len(items)] for result in results)
+            copy, keeps_frames = launched.entry.copy, any(request.keeps_frames for request, _ in items)
+            launched.decoded.append(
+                Decoded(items, frames, copy(pcm), copy(broken), copy(decoded) if keeps_frames else None)
+            )
 
     def _make_ring(self) -> PinnedRing:
         devices, beside = {self.device, self._decoding.device}, self._decoding.beside
         streams = [] if beside is None else [beside]
-        return PinnedRing(_IN_FLIGHT, self._entry_bytes(self.config), *devices, beside=streams)
+        return PinnedRing(_IN_FLIGHT, self._entry_bytes(), *devices, beside=streams)
 
-    def _entry_bytes(self, config: EngineConfig) -> int:
+    def _entry_bytes(self) -> int:
         """Bytes of a ring entry for a tick in which every slot is stepped and decodes the longest chunk."""
-        state, slots, frames = self._state.state, config.slots, config.chunk_frames[-1]
-        made_bytes = state.frames[0, 0].nbytes * frames
-        request_bytes = (
-            2 * state.length.itemsize + state.done.itemsize + frames * self._model.codec.hop * 2 + made_bytes
-        )
+        state, slots, chunk_frames = self._state.state, self.config.slots, self.config.chunk_frames
+        counts_bytes = 2 * state.length.itemsize + state.done.itemsize
+        chunk_bytes = chunk_frames[-1] * (2 * self._model.codec.hop + state.frames[0, 0].nbytes)
         watched = self._model.attention(state) if isinstance(self._model, ShowsWords) else None
-        request_bytes += 0 if watched is None else watched[0].nbytes
-        launches = len(config.chunk_frames) + -(-slots // self._max_batch)
-        return slots * request_bytes + 2 * (launches + 2) * _ALIGNMENT_BYTES
+        attention_bytes = 0 if watched is None else watched[0].nbytes
+        launches = len(chunk_frames) + -(-slots // self._max_batch)
+        return slots * (counts_bytes + chunk_bytes + attention_bytes) + 2 * (launches + 2) * _ALIGNMENT_BYTES
 
 
 def _with_sizes(config: EngineConfig, device: torch.device) -> EngineConfig:

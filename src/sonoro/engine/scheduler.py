@@ -1,6 +1,6 @@
 """Decides what each tick does: which requests to admit, prefill, step, decode to audio, or preempt. No torch.
 
-It plans before the results of the previous tick are known, presuming that every stepped request made a frame. A wrong
+It plans before the results of the previous tick are known, presuming that every stepped request output a frame. A wrong
 presumption costs surplus columns, never audio.
 """
 
@@ -42,7 +42,7 @@ class Plan:
     that have used up theirs. `text`: late live text for requests of `frame`. `frame`: requests that decode one frame,
     the admitted included. `codec`: chunk length to the requests that decode so many frames to audio, shortest first.
 
-    Chunk lengths count the frame of this tick as made. The last chunk of a segment is padded; the surplus is cut when
+    Chunk lengths count the frame of this tick as output. The last chunk of a segment is padded; the surplus is cut when
     it is collected.
     """
 
@@ -99,7 +99,7 @@ class Scheduler:
         self._pager = Pager(pages, config.page_positions)
         self._preempted: dict[Request, int] = {}
         """Requests preempted by the plan being made, with the slots they had."""
-        self._first: set[Request] = set()
+        self._goes_first: set[Request] = set()
         """Preempted requests that have not been queued again."""
         self._admissions_closed = False
         self.running: list[Request] = []
@@ -139,13 +139,13 @@ class Scheduler:
         assert request.allocation is None
         self._parked.discard(request)
         queue = self._speaking if request.index else self._waiting
-        (queue.appendleft if request in self._first else queue.append)(request)
-        self._first.discard(request)
+        (queue.appendleft if request in self._goes_first else queue.append)(request)
+        self._goes_first.discard(request)
 
     def release(self, request: Request) -> None:
         """Remove a request from the queue, or free its slot and pages; results still in flight become void."""
         self._growth.forget(request)
-        self._first.discard(request)
+        self._goes_first.discard(request)
         self._admissions_closed = False
         if request.allocation is None:
             self._parked.discard(request)
@@ -161,14 +161,14 @@ class Scheduler:
     def cache_prefixes(self, admitted: Iterable[Request]) -> None:
         """Add the prompt prefixes of `admitted`, whose prefill was launched, to the prefix cache and its counters."""
         for request in admitted:
-            assert request.allocation is not None
-            assert request.progress.prompt is not None
-            self.pages.cache(request.progress.prefix, request.allocation.pages)
-            self.prefixes.tokens_cached += request.allocation.cached
-            self.prefixes.tokens_prefilled += request.progress.prompt.positions - request.allocation.cached
-            if request.progress.prefix:
-                self.prefixes.hits += request.allocation.cached > 0
-                self.prefixes.misses += request.allocation.cached == 0
+            allocation, progress = allocation_of(request), request.progress
+            assert progress.prompt is not None
+            self.pages.cache(progress.prefix, allocation.pages)
+            self.prefixes.tokens_cached += allocation.cached
+            self.prefixes.tokens_prefilled += progress.prompt.positions - allocation.cached
+            if progress.prefix:
+                self.prefixes.hits += allocation.cached > 0
+                self.prefixes.misses += allocation.cached == 0
 
     def plan(self, now_s: float, tick_s: float) -> Plan:
         """Plan a tick at `now_s`, and count its steps and columns as launched. `tick_s`: the average tick duration."""
@@ -201,7 +201,7 @@ class Scheduler:
         """Take the slot and pages of running `request`, none of whose audio was sent."""
         self._preempted[request] = allocation_of(request).slot
         self.release(request)
-        self._first.add(request)
+        self._goes_first.add(request)
         # No admissions until a request ends: pages stay short that long.
         self._admissions_closed = True
 
@@ -229,9 +229,8 @@ class Scheduler:
     @property
     def _is_kept_out(self) -> bool:
         """Whether the head of the queue waits for pages that paused requests could free."""
-        if self._head is None or not any(
-            request.is_paused and self._growth.can_free(request) for request in self.running
-        ):
+        can_free = self._growth.can_free
+        if self._head is None or not any(request.is_paused and can_free(request) for request in self.running):
             return False
         return self._admissible() is None
 

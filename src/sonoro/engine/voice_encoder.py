@@ -1,4 +1,8 @@
-"""Encodes, loads and saves voices on CUDA streams of its own. Depends on `models.base` and on no model."""
+"""Encodes, loads and saves voices on CUDA streams of its own. Depends on `models.base` and on no model.
+
+A saved voice is safetensors bytes, which a server stores and sends back: named tensors and facts, bound to the
+fingerprint of the model that encoded it.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +14,16 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from typing import TypeVar
 
+import msgspec
 import numpy as np
+import safetensors.torch
 import torch
 
 from sonoro.audio.references import MAX_REFERENCE_S
-from sonoro.core.errors import InvalidReference, border
+from sonoro.core.errors import EngineError, InvalidReference, border
 from sonoro.core.types import Reference
-from sonoro.engine.saved_voices import dump, parse
-from sonoro.models.base import CloningModel, SpeechModel, Voice
-from sonoro.transport.encoded_voice import EncodedVoice
+from sonoro.models.base import CloningModel, SavedVoice, SpeechModel, Voice
+from sonoro.transport.encoded_voice import FORMAT, EncodedVoice, read_metadata, with_metadata
 
 logger = logging.getLogger(__name__)
 
@@ -119,3 +124,25 @@ class VoiceEncoder:
                     if stream.device == tensor.device:
                         tensor.record_stream(stream)
         return voice
+
+
+def dump(saved: SavedVoice, model: str, fingerprint: str) -> bytes:
+    """Serialise `saved`, a voice of the model named `model`. Deterministic: equal voices give equal bytes."""
+    metadata = {
+        "format": FORMAT,
+        "model": model,
+        "fingerprint": fingerprint,
+        "voice": msgspec.json.encode(dict(saved.facts)).decode(),
+    }
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in saved.tensors.items()}
+    return with_metadata(safetensors.torch.save(tensors), metadata)
+
+
+def parse(data: bytes, fingerprint: str) -> SavedVoice:
+    """Parse the output of `dump`. Raises `EngineError` if it is damaged or of another `fingerprint`."""
+    metadata = read_metadata(data, fingerprint)
+    try:
+        facts = msgspec.json.decode(metadata.get("voice", ""), type=dict[str, str])
+        return SavedVoice(safetensors.torch.load(data), facts)
+    except (msgspec.MsgspecError, safetensors.SafetensorError, ValueError, KeyError) as error:
+        raise EngineError(f"the voice cannot be read: {error}") from error

@@ -5,7 +5,6 @@ An error of one request becomes its `Failed`; an error of the engine ends the lo
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +12,6 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from types import MappingProxyType
 
-import msgspec
 import torch
 
 from sonoro.core.errors import ErrorFacts, border
@@ -43,8 +41,6 @@ from sonoro.transport.messages import (
     VoiceLost,
     VoiceWanted,
 )
-
-logger = logging.getLogger(__name__)
 
 _IDLE_S = 1.0
 _WINDOW = 4096
@@ -87,26 +83,21 @@ class Worker:
 
     def ready(self, ready_s: float, phases: Mapping[str, float] = MappingProxyType({})) -> Ready:
         """The `Ready` message of an engine that took `ready_s` and `phases` (seconds by name) to start."""
-        self._ready = Ready(
-            spec=self._engine.spec,
-            ready_s=ready_s,
-            report="",
-            gpu_memory_mib=0.0,
-            graph_memory_mib=0.0,
-            fingerprint=self._engine.fingerprint,
-            phases=dict(phases),
-        )
+        self._ready_s, self._phases = ready_s, dict(phases)
         return self._ready_now()
 
     def _ready_now(self) -> Ready:
         """`ready` with the memory and graphs as of now."""
-        runner = self._engine.runner
-        return msgspec.structs.replace(
-            self._ready,
-            report=runner.graphs.report,
+        engine, graphs = self._engine, self._engine.runner.graphs
+        return Ready(
+            spec=engine.spec,
+            ready_s=self._ready_s,
+            report=graphs.report,
             gpu_memory_mib=self._gpu_memory_mib(),
-            graph_memory_mib=runner.graphs.memory_mib,
-            graphs_to_come=runner.graphs.to_come,
+            graph_memory_mib=graphs.memory_mib,
+            graphs_to_come=graphs.to_come,
+            fingerprint=engine.fingerprint,
+            phases=self._phases,
         )
 
     def serve(self) -> None:
@@ -115,7 +106,7 @@ class Worker:
         while not self._is_stopping:
             waiting += self._link.receive(0.0 if waiting or self._engine.has_work else self._idle_s)
             self._handle_some(waiting)
-            self._tell_of_voices()
+            self._report_voices()
             if not self._engine.has_work:
                 self._ticked_at_s = None
                 if not waiting:
@@ -206,7 +197,7 @@ class Worker:
             case Shutdown():
                 self._is_stopping = True
 
-    def _tell_of_voices(self) -> None:
+    def _report_voices(self) -> None:
         """Send the voices that were encoded or failed, and the digests of wanted ones."""
         for number in [number for number, future in self._encoding.items() if future.done()]:
             with self._voice_border(number):
