@@ -26,7 +26,7 @@ from sonoro.compile.variants import compilers
 from sonoro.core.config import usable_cores
 from sonoro.ops.device import card
 from sonoro.ops.plans import LIMITS, CublasPlan, Plan, Product, from_text, known_shapes, measured, to_text
-from sonoro.profile.tune import MOST_ROWS, Bench, Gpu, Tuning, parse_shape, run
+from sonoro.profile.tune import MOST_ROWS, Bench, Gpu, TuneSettings, parse_shape, run
 
 TURNS = 3
 Plans = dict[tuple[int, int], tuple[Plan, ...]]
@@ -46,7 +46,7 @@ def tune(file: Path, shapes: dict[tuple[int, int], bool], seconds: float, device
             raise _Over
 
     try:
-        run(Tuning(shapes=tuple(shapes.items()), out=file), device, say, bench)
+        run(TuneSettings(shapes=tuple(shapes.items()), out=file), device, say, bench)
     except _Over:
         print("the time is over", flush=True)
     return time.monotonic() - began

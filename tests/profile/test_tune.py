@@ -15,7 +15,7 @@ from sonoro.ops import plans
 from sonoro.ops.device import TYPICAL, Card
 from sonoro.ops.plans import LIMITS, CublasPlan, GemvPlan, Plan, Product, TilePlan, from_text, plan_for, use_tuned
 from sonoro.profile import tune
-from sonoro.profile.tune import MOST_ROWS, Gpu, Tuning, parse_shape, run
+from sonoro.profile.tune import MOST_ROWS, Gpu, TuneSettings, parse_shape, run
 from sonoro.runtime import kernels
 
 CARD = Card("A card/2", (8, 9), 40, 99 * 1024, 3e11)
@@ -61,7 +61,7 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def test_the_fastest_is_written_and_read_at_the_next_start(here: Path) -> None:
     said: list[str] = []
-    assert run(Tuning(SHAPES), torch.device("cuda"), said.append, Clock()) == here
+    assert run(TuneSettings(SHAPES), torch.device("cuda"), said.append, Clock()) == here
     file = json.loads(here.read_text(encoding="utf-8"))
     assert file["device"] == "A card/2"
     assert file["gated"] == ["512x256"]
@@ -90,7 +90,7 @@ def test_plans_for_weights_in_8_bits_are_a_file_of_their_own(here: Path) -> None
     weight, x_rows = torch.empty(2048, 1024, dtype=torch.int8, device="meta"), 1
     before = plan_for(x_rows, weight, False), plan_for(1024, weight, False)
     clock = Clock()
-    path = run(Tuning(SHAPES[:1], quantization="int8"), torch.device("cuda"), lambda line: None, clock)
+    path = run(TuneSettings(SHAPES[:1], quantization="int8"), torch.device("cuda"), lambda line: None, clock)
     assert path == here.with_stem("A_card_2-int8")
     assert {product.itemsize for product in clock.products} == {1}
     kernels.use_own_plans(torch.device("cuda"))
@@ -105,11 +105,11 @@ def test_plans_for_weights_in_8_bits_are_a_file_of_their_own(here: Path) -> None
 def test_it_goes_on_where_it_was_broken_off(here: Path) -> None:
     first, second, said = Clock(stops_after=9), Clock(), list[str]()
     with pytest.raises(KeyboardInterrupt):
-        run(Tuning(SHAPES), torch.device("cuda"), said.append, first)
+        run(TuneSettings(SHAPES), torch.device("cuda"), said.append, first)
     # What is whole can be used already.
     assert list(json.loads(here.read_text(encoding="utf-8"))["plans"]) == ["2048x1024"]
     use_tuned(here.read_text(encoding="utf-8"))
-    run(Tuning(SHAPES), torch.device("cuda"), said.append, second)
+    run(TuneSettings(SHAPES), torch.device("cuda"), said.append, second)
     assert len(first.products) == 9
     assert [product.rows for product in second.products] == COLUMNS
     assert {product.shape for product in second.products} == {(512, 256)}
@@ -118,15 +118,15 @@ def test_it_goes_on_where_it_was_broken_off(here: Path) -> None:
 
 def test_a_file_that_is_whole_is_told_again(here: Path) -> None:
     first, second, said = Clock(), Clock(), list[str]()
-    run(Tuning(SHAPES[:1]), torch.device("cuda"), lambda line: None, first)
-    assert run(Tuning(SHAPES[:1]), torch.device("cuda"), said.append, second) == here
+    run(TuneSettings(SHAPES[:1]), torch.device("cuda"), lambda line: None, first)
+    assert run(TuneSettings(SHAPES[:1]), torch.device("cuda"), said.append, second) == here
     assert not second.products
     assert said[-1] == here.read_text(encoding="utf-8")
 
 
 def test_all_known_weights_are_measured_if_none_is_named(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune, "known_shapes", lambda: {(96, 64): False})
-    run(Tuning(), torch.device("cuda"), lambda line: None, Clock())
+    run(TuneSettings(), torch.device("cuda"), lambda line: None, Clock())
     assert list(json.loads(here.read_text(encoding="utf-8"))["plans"]) == ["96x64"]
 
 
@@ -134,11 +134,11 @@ def test_the_plans_of_another_card_are_not_written_over(here: Path, tmp_path: Pa
     out = tmp_path / "mine.json"
     out.write_text(json.dumps({"device": "Another", "dtype": "bfloat16", "rows": list(LIMITS), "plans": {}}))
     with pytest.raises(ConfigError, match="another card"):
-        run(Tuning(SHAPES, out), torch.device("cuda"), lambda line: None, Clock())
+        run(TuneSettings(SHAPES, out), torch.device("cuda"), lambda line: None, Clock())
     for text in ("{", "[]", "notes"):
         out.write_text(text)
         with pytest.raises(ConfigError, match="output: "):
-            run(Tuning(SHAPES, out), torch.device("cuda"), lambda line: None, Clock())
+            run(TuneSettings(SHAPES, out), torch.device("cuda"), lambda line: None, Clock())
         assert out.read_text() == text
 
 
@@ -151,17 +151,17 @@ def test_a_file_that_cannot_be_read_is_a_warning(here: Path, caplog: pytest.LogC
 
 def test_without_a_gpu_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="measured on a GPU"):
-        run(Tuning(SHAPES), torch.device("cpu"), lambda line: None)
+        run(TuneSettings(SHAPES), torch.device("cpu"), lambda line: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ConfigError, match=r"device.*cuda:1.*1 CUDA devices"):
-        run(Tuning(SHAPES), torch.device("cuda:1"), lambda line: None)
+        run(TuneSettings(SHAPES), torch.device("cuda:1"), lambda line: None)
 
 
 def test_what_the_card_has_no_units_for_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(tune, "card", lambda device: TYPICAL[8, 6])
     with pytest.raises(ConfigError, match=r"quantization.*NVIDIA A10.*compute capability 8\.9.*int8"):
-        run(Tuning(SHAPES, quantization="fp8"), torch.device("cuda"), lambda line: None)
+        run(TuneSettings(SHAPES, quantization="fp8"), torch.device("cuda"), lambda line: None)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_what_is_found_from_nothing_is_nearly_as_fast_as_what_is_committed(tmp_p
     if not known:
         pytest.skip("no plans are committed for this card")
     shape = (1024, 2048)
-    path = run(Tuning(((shape, False),), tmp_path / "plans.json"), device, print)
+    path = run(TuneSettings(((shape, False),), tmp_path / "plans.json"), device, print)
     found = json.loads(path.read_text(encoding="utf-8"))["plans"]["1024x2048"]
     with compilers(2) as pool:
         bench = Gpu(device, pool)

@@ -53,27 +53,12 @@ class _Terminated(BaseException):
     """SIGTERM was received."""
 
 
-_Text = Annotated[str | None, typer.Argument(help="what to speak; - reads stdin", show_default=False)]
-_File = Annotated[Path | None, typer.Option(help="speak the text in this file")]
-_Out = Annotated[str, typer.Option("--out", "-o", help="file to write; - is stdout")]
-_Format = Annotated[str | None, typer.Option(help=f"{', '.join(FORMATS)}; default: by the suffix of --out")]
 _Stream = Annotated[
     bool, typer.Option("--stream", help="refuse formats that cannot be written chunk by chunk (not wav or pcm)")
 ]
-_Srt = Annotated[Path | None, typer.Option(help="write captions to this file, as SubRip")]
-_Vtt = Annotated[Path | None, typer.Option(help="write captions to this file, as WebVTT")]
-_Words = Annotated[Path | None, typer.Option(help="write word times to this file, as JSON")]
 _Progress = Annotated[
     bool | None, typer.Option("--progress/--no-progress", help="show progress on stderr; default: on a terminal")
 ]
-_Voice = Annotated[str | None, typer.Option(help="a voice of the model; `sonoro voices` lists them")]
-_Language = Annotated[str | None, typer.Option(help="a language of the model, or auto")]
-_Instructions = Annotated[str | None, typer.Option(help="how to speak, or who speaks, in words")]
-_RefAudio = Annotated[Path | None, typer.Option(help="recording of the voice to clone")]
-_RefText = Annotated[str | None, typer.Option(help="transcript of --ref-audio")]
-_XVectorOnly = Annotated[bool, typer.Option("--x-vector-only", help="clone only the timbre")]
-_Speed = Annotated[float, number("speed", float, "tempo, 0.25 to 4, at the same pitch")]
-_Seed = Annotated[int, number("seed", int, "the same seed gives the same speech")]
 _Attempts = Annotated[
     int | None,
     number("attempts", int, "maximum attempts at a part that runs away or is faulty, each with another seed"),
@@ -85,43 +70,39 @@ _OnFault = Annotated[
 _Check = Annotated[
     bool, typer.Option("--check", help="list the parts probably not spoken as written; exit code 1 if any")
 ]
-_Temperature = Annotated[float | None, number("temperature", float, "0 is greedy; default: the model's")]
-_TopK = Annotated[int | None, number("top_k", int, "sample from the k most likely codes; 0 keeps all")]
-_TopP = Annotated[float | None, number("top_p", float, "nucleus sampling: total probability to keep")]
 _Repetition = Annotated[float | None, number("repetition_penalty", float, "above 1 avoids repetition")]
 _MaxFrames = Annotated[int | None, number("max_frames", int, "maximum frames; default: by the text's length")]
-_Option = Annotated[list[str] | None, typer.Option(help="NAME=VALUE, an option of the model (see info)")]
 
 
 def say(
-    text: _Text = None,
+    text: Annotated[str | None, typer.Argument(help="what to speak; - reads stdin", show_default=False)] = None,
     *,
-    file: _File = None,
-    out: _Out = "out.wav",
-    format: _Format = None,
+    file: Annotated[Path | None, typer.Option(help="speak the text in this file")] = None,
+    out: Annotated[str, typer.Option("--out", "-o", help="file to write; - is stdout")] = "out.wav",
+    format: Annotated[str | None, typer.Option(help=f"{', '.join(FORMATS)}; default: by the suffix of --out")] = None,
     stream: _Stream = False,
-    srt: _Srt = None,
-    vtt: _Vtt = None,
-    words: _Words = None,
+    srt: Annotated[Path | None, typer.Option(help="write captions to this file, as SubRip")] = None,
+    vtt: Annotated[Path | None, typer.Option(help="write captions to this file, as WebVTT")] = None,
+    words: Annotated[Path | None, typer.Option(help="write word times to this file, as JSON")] = None,
     progress: _Progress = None,
     model: Model = None,
-    voice: _Voice = None,
-    language: _Language = None,
-    instructions: _Instructions = None,
-    ref_audio: _RefAudio = None,
-    ref_text: _RefText = None,
-    x_vector_only: _XVectorOnly = False,
-    speed: _Speed = 1.0,
-    seed: _Seed = 0,
+    voice: Annotated[str | None, typer.Option(help="a voice of the model; `sonoro voices` lists them")] = None,
+    language: Annotated[str | None, typer.Option(help="a language of the model, or auto")] = None,
+    instructions: Annotated[str | None, typer.Option(help="how to speak, or who speaks, in words")] = None,
+    ref_audio: Annotated[Path | None, typer.Option(help="recording of the voice to clone")] = None,
+    ref_text: Annotated[str | None, typer.Option(help="transcript of --ref-audio")] = None,
+    x_vector_only: Annotated[bool, typer.Option("--x-vector-only", help="clone only the timbre")] = False,
+    speed: Annotated[float, number("speed", float, "tempo, 0.25 to 4, at the same pitch")] = 1.0,
+    seed: Annotated[int, number("seed", int, "the same seed gives the same speech")] = 0,
     attempts: _Attempts = None,
     on_fault: _OnFault = None,
     check: _Check = False,
-    temperature: _Temperature = None,
-    top_k: _TopK = None,
-    top_p: _TopP = None,
+    temperature: Annotated[float | None, number("temperature", float, "0 is greedy; default: the model's")] = None,
+    top_k: Annotated[int | None, number("top_k", int, "sample from the k most likely codes; 0 keeps all")] = None,
+    top_p: Annotated[float | None, number("top_p", float, "nucleus sampling: total probability to keep")] = None,
     repetition_penalty: _Repetition = None,
     max_frames: _MaxFrames = None,
-    option: _Option = None,
+    option: Annotated[list[str] | None, typer.Option(help="NAME=VALUE, an option of the model (see info)")] = None,
     device: Device = "auto",
     dtype: DataType = None,
     codec_dtype: CodecType = None,

@@ -45,8 +45,6 @@ _Devices = Annotated[
 _CodecDevice = Annotated[
     str | None, typer.Option(help="a GPU of its own for the codec, by number; default: the model's")
 ]
-_Config = Annotated[Path | None, typer.Option(help="YAML file with the sections engine and server")]
-_Slots = Annotated[int | None, number("slots", int, "requests that the engine runs at once")]
 _ReadyEarly = Annotated[
     bool | None,
     typer.Option(
@@ -82,8 +80,8 @@ def serve(  # noqa: PLR0917
     codec_dtype: CodecType = None,
     quantization: Quantization = None,
     load_format: LoadFormat = "auto",
-    config: _Config = None,
-    slots: _Slots = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file with the sections engine and server")] = None,
+    slots: Annotated[int | None, number("slots", int, "requests that the engine runs at once")] = None,
     is_eager: Eager = None,
     is_ready_early: _ReadyEarly = None,
     voices_folder: _VoicesFolder = None,

@@ -26,13 +26,13 @@ def tune(
     import torch
 
     from sonoro.core.errors import ConfigError
-    from sonoro.profile.tune import Tuning, parse_shape, run
+    from sonoro.profile.tune import TuneSettings, parse_shape, run
 
     if quantization not in QUANTIZATIONS:
         raise ConfigError("quantization", quantization, "it must be " + " or ".join(QUANTIZATIONS))
-    tuning = Tuning(tuple(parse_shape(text) for text in shape or ()), output, quantization)
+    settings = TuneSettings(tuple(parse_shape(text) for text in shape or ()), output, quantization)
     try:
         measured = torch.device(device)
     except RuntimeError as error:
         raise ConfigError("device", device, "it must be cuda or cuda:N") from error
-    run(tuning, measured, typer.echo)
+    run(settings, measured, typer.echo)

@@ -74,7 +74,7 @@ class Bench(Protocol):
 
 
 @dataclass(frozen=True)
-class Tuning:
+class TuneSettings:
     """What to measure: weight `shapes` ([N, K], is gated), all known ones if empty, in bfloat16 or `quantization`.
     `out`: the file; None is in the user's cache."""
 
@@ -96,7 +96,7 @@ def parse_shape(text: str) -> tuple[tuple[int, int], bool]:
     return (int(n), int(k)), kind == "gated"
 
 
-def run(tuning: Tuning, device: torch.device, say: Callable[[str], None], bench: Bench | None = None) -> Path:
+def run(tuning: TuneSettings, device: torch.device, say: Callable[[str], None], bench: Bench | None = None) -> Path:
     """Measure, report progress to `say`, and write the file, which the next start reads; returns its path.
 
     Forks compiler processes: the caller must have no other thread, and must not have used a GPU. Raises `ConfigError`
@@ -110,14 +110,14 @@ def run(tuning: Tuning, device: torch.device, say: Callable[[str], None], bench:
         return _run(tuning, device, say, Gpu(device, pool, tuning.quantization))
 
 
-def _check(tuning: Tuning, device: torch.device) -> None:
+def _check(tuning: TuneSettings, device: torch.device) -> None:
     """Raise `ConfigError` if there is no GPU `device`, or if it cannot run the weights of `tuning`."""
     if (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError("device", str(device), f"this machine has {torch.cuda.device_count()} CUDA devices")
     check_units(tuning.quantization, card(device))
 
 
-def _run(tuning: Tuning, device: torch.device, say: Callable[[str], None], bench: Bench) -> Path:
+def _run(tuning: TuneSettings, device: torch.device, say: Callable[[str], None], bench: Bench) -> Path:
     on = card(device)
     path = tuning.out or plans_of(on)[tuning.quantization]
     file = _File(path, on, tuning.quantization)
