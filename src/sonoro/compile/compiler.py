@@ -54,10 +54,9 @@ class _Child:
 
 
 class Standby:
-    """As `_Child`, a fork of this process, with the imports done, that waits to be told what to compile, or to be
-    dropped.
+    """A fork of this process that waits until it is told what to compile, as `_Child` does, or is dropped.
 
-    This process must have no other thread and not use the GPU yet.
+    It has the imports done. This process must have no other thread and must not have used the GPU yet.
     """
 
     def __init__(self) -> None:
@@ -111,8 +110,9 @@ class Standby:
 
 
 class Compiling:
-    """A compilation in progress, or none if `compiler` is None. `counts`: variants by kernel that this process had to
-    compile itself."""
+    """A compilation in progress, or none if `compiler` is None.
+
+    `counts`: by kernel, the variants that this process had to compile itself."""
 
     def __init__(self, compiler: _Child | Standby | None) -> None:
         self.counts: Counter[str] = Counter()

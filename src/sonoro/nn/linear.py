@@ -66,14 +66,13 @@ class NormedRows(NamedTuple):
 class Linear(nn.Linear):
     """`x` [..., K] times `weight` [N, K], plus a bias if there is one: [..., N].
 
-    Where `quantization` says so before it is filled (`nn.weights.fill`), the weight is kept in 8 bits, and row n stands
-    for `scale` [N] times as much; nothing trains it then. Otherwise `scale` is None.
+    If `quantization` is set before `nn.weights.fill`, the weight is kept in 8 bits, as rows divided by `scale` [N], and
+    cannot be trained. Otherwise `scale` is None. `widen` keeps a 16-bit copy as well, for products of more than
+    `narrow_rows` rows. With a weight in fp8 and `row_terms`, products take rows as so many terms in E4M3 at the batch
+    sizes where that is faster.
 
-    `widen` keeps a copy in 16 bits as well, for products of more than `narrow_rows` rows. Where a model allows it by
-    `row_terms`, and its weight is in fp8, products take their rows as so many terms in E4M3 at batch sizes that gain.
-
-    The methods are fused with what stands before or after the product: for `x` [B, K] of one token per row, without
-    bias and autograd, capturable. Each has a check that compares its kernel with its reference.
+    The other methods fuse the product with the operation before or after it, for `x` [B, K] of one token per row,
+    without bias and autograd. They can be captured. Each has a check that compares its kernel with its reference.
     """
 
     scale: Tensor | None
@@ -81,8 +80,8 @@ class Linear(nn.Linear):
     quantization = "none"
     row_terms = 0
     narrow_rows = 16
-    """The most rows of which a small product in 8 bits is as fast as in 16: on an H200, the 1.7B's depth model takes
-    1.84 and 1.85 ms for 16 rows, 2.24 and 2.09 for 32."""
+    """Up to this many rows a small product in 8 bits is as fast as in 16: on an H200, the 1.7B's depth model takes 1.84
+    and 1.85 ms for 16 rows, 2.24 and 2.09 for 32."""
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, device: str | None = None) -> None:
         super().__init__(in_features, out_features, bias, device)
@@ -123,7 +122,7 @@ class Linear(nn.Linear):
 
     @torch.no_grad()
     def widen(self, dtype: torch.dtype) -> None:
-        """Keep what 8 bits stand for in `dtype` as well, from now on."""
+        """From now on, keep a copy of the 8-bit weight in `dtype` as well."""
         if self.scale is not None and self.wide is None:
             self.wide = dequantized(self.weight, self.scale, dtype)
 
@@ -161,7 +160,7 @@ class Linear(nn.Linear):
         return norm_gate_up(rows, norm.weight, norm.eps, *self._for(rows))
 
     def _quantized(self, x: Tensor, norm: RMSNorm, normed: Tensor | E4M3Rows | None) -> Tensor | E4M3Rows | None:
-        """`norm(x)` in E4M3 where products take `x` so; else `normed`."""
+        """`norm(x)` in E4M3 if products take `x` in E4M3; else `normed`."""
         if isinstance(normed, E4M3Rows) or not self.takes_e4m3(x):
             return normed
         given = (x, norm.weight, norm.eps) if normed is None else (normed,)

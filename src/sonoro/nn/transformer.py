@@ -190,12 +190,13 @@ class DecoderLayer(nn.Module):
         attention, feed = self.self_attn, self.mlp
         rows = attention.o_proj.add_to(x, heads, self.post_attention_layernorm, feed.gate_up_proj)
         inner = feed.gate_up_proj.gate_up_after_norm(rows, self.post_attention_layernorm)
-        # The next layer's projection has the shape of this one's.
+        # The sum is normed for the next layer's projection, which has the shape of this layer's.
         return feed.down_proj.add_to(rows.rows, inner, norm, attention.qkv_proj)
 
     def check_kernels(self, rows: int) -> None:
-        """Compare the kernels of `project` and `complete` with their references on `rows` random rows; if that is 1,
-        those for rows in E4M3 at every size that has them, as short prompts are of such sizes where no batch is."""
+        """Compare the kernels of `project` and `complete` with their references on `rows` random rows.
+
+        With one row, the E4M3 kernels are compared at all of their sizes: prompts have sizes that no batch has."""
         attention, feed, first, second = self.self_attn, self.mlp, self.input_layernorm, self.post_attention_layernorm
         random, tolerance = random_like(first.weight)
         if rows == 1:
@@ -227,8 +228,8 @@ class DecoderLayer(nn.Module):
 
 
 def quantize_layers(module: nn.Module, quantization: str, *, row_terms: int = 0) -> None:
-    """Mark the weights of each `DecoderLayer` in `module`: `weights.fill` quantises to `quantization`, int8 or fp8;
-    and the E4M3 terms as which their products may take rows."""
+    """Mark the weights of each `DecoderLayer` in `module`: `weights.fill` quantises them to `quantization` (int8, fp8),
+    and their products may take rows as `row_terms` terms in E4M3."""
     for _, part in _products(module):
         part.quantization, part.row_terms = quantization, row_terms
 
@@ -241,7 +242,7 @@ def widen_layers(module: nn.Module, rows: int) -> None:
 
 
 def bytes_read(module: nn.Module, rows: int) -> int:
-    """Bytes of the parameters of `module` that a pass of `rows` rows reads: of the 16-bit copies in their place."""
+    """Bytes of the parameters, or of their 16-bit copies, that a pass of `rows` rows through `module` reads."""
     more = sum(part.wide.nbytes - part.weight.nbytes for _, part in _products(module) if part.wide is not None)
     return sum(weight.nbytes for weight in module.parameters()) + (more if rows > Linear.narrow_rows else 0)
 

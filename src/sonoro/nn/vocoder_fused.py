@@ -91,7 +91,7 @@ def _folded(layer: WindowLayer) -> list[Tensor]:
 def keep_folded(module: nn.Module) -> None:
     """Keep only the folded matrices of every `WindowLayer` in `module`, which can then only run fused.
 
-    Of its own matrices shapes and first rows stay, for `fingerprint`.
+    Shapes and first rows of its own matrices stay, for `fingerprint`.
     """
     for layer in [part for part in module.modules() if isinstance(part, WindowLayer)]:
         attention, feed = layer.self_attn, layer.mlp

@@ -228,7 +228,7 @@ if triton is not None:
             total = tl.sum(y, axis=1) + tl.load(bias).to(tl.float32)
             pdl_launch_dependents(ENABLE_PDL)
             if BOUND == "tanh":
-                # Of the absolute value, so that the exponential cannot overflow.
+                # tanh of the absolute value, so that the exponential cannot overflow.
                 fading = tl.exp(-2.0 * tl.abs(total))
                 total = tl.where(total < 0, -1.0, 1.0) * (1.0 - fading) / (1.0 + fading)
             # Propagate NaN, as in the reference.

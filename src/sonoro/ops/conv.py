@@ -282,7 +282,7 @@ if triton is not None:
                 if EXTRA_N > 0:
                     b = tl.trans(tl.load(extra_w_ptrs + shift))
                     extra_acc = tl.dot(a, b, extra_acc, input_precision="ieee")
-            # Not sooner: waiting programs of the next kernel would occupy multiprocessors beside working ones.
+            # Let the next kernel launch only now: while it waits, its programs take room on the multiprocessors.
             pdl_launch_dependents(ENABLE_PDL)
             _epilogue(
                 acc, rows, batch, column, first, squares, bias, residual, plain, active, gain, offset, rate, scale,

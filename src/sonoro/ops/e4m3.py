@@ -1,10 +1,10 @@
 """Products of rows with a weight, both in E4M3: large batches of layers whose weights are in fp8.
 
-Three bits of mantissa are too few for rows, so each is the sum of two terms: `values` [B, 2, K] float8_e4m3fn, the
-second what the first leaves of the row, and one `x_scale` [B] float32 for both. Together they hold about as many digits
-as bfloat16. Both are multiplied with the weight as it is stored, and summed together, where a product of 16-bit rows
-widens the weight in each tile: the weight is read once, and tensor cores take E4M3 at twice the speed of 16 bits. From
-compute capability 8.9 on; `sonoro.ops.plans.e4m3_plan` says at which batch sizes layers use it.
+Three bits of mantissa are too few for a row, so a row may be the sum of two terms: `values` [B, 2, K] float8_e4m3fn,
+with one `x_scale` [B] float32 for both. The second term is the rest that the first leaves. Two terms hold about as many
+digits as bfloat16. A product of 16-bit rows must widen the 8-bit weight in each tile; here the weight is used as it is
+stored, and tensor cores multiply E4M3 at twice the speed of 16 bits. Needs compute capability 8.9;
+`sonoro.ops.plans.e4m3_plan` says at which batch sizes layers use it.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ Quantized = tuple[Tensor, Tensor]
 
 
 def takes_e4m3(x: Tensor, weight: Tensor, terms: int) -> bool:
-    """Whether the product of `x` [B, K] with `weight` [N, K] is faster with the rows as `terms` in E4M3, by measured
-    plans. Only rows in bfloat16: who asks for float32 wants more digits than two terms have. None are once a check has
-    disabled a kernel: those for rows in 16 bits are faster than the reference, which widens the weight."""
+    """Whether measured plans say that the product of `x` [B, K] with `weight` [N, K] is faster with rows as `terms` in
+    E4M3. False for float32, which has more digits than two terms, and once a check has disabled a kernel: the 16-bit
+    kernels are faster than the reference, which widens the weight."""
     is_launched = x.is_cuda or (x.is_meta and is_recorded())
     is_broken = any(operation.is_broken for operation in (quantize_rows, e4m3_linear, e4m3_linear_add_norm))
     return (
@@ -58,8 +58,9 @@ def e4m3_sizes(weight: Tensor, terms: int) -> tuple[int, ...]:
 def quantize_rows_reference(
     x: Tensor, norm_weight: Tensor | None = None, eps: float = 0.0, terms: int = 1
 ) -> Quantized:
-    """The rows of `x` [B, K], or of its RMS norm, as one or two `terms` in E4M3 [B, terms, K], the second what the
-    first lacks, and their scales [B]: one is within 2**-4 of a number, two within 2**-8, or 2**-10 of the scale."""
+    """The rows of `x` [B, K], or of its RMS norm, as one or two `terms` in E4M3 [B, terms, K], and their scales [B].
+
+    One term is within 2**-4 of a number; two are within 2**-8, or 2**-10 of the scale."""
     rows = x if norm_weight is None else rms_norm_reference(x, norm_weight, eps)
     high, scale = quantize(rows, "fp8")
     if terms == 1:
@@ -69,7 +70,7 @@ def quantize_rows_reference(
 
 
 def dequantized_rows(values: Tensor, x_scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """What `values` [B, terms, K] and `x_scale` [B] stand for, [B, K], rounded once to `dtype`."""
+    """The rows [B, K] that `values` [B, terms, K] and `x_scale` [B] encode, rounded once to `dtype`."""
     return (values.float().sum(dim=1) * x_scale[:, None]).to(dtype)
 
 
@@ -105,8 +106,7 @@ if triton is not None:
         partial, residual, norm_weight, total, values, scale, batch, row_stride, residual_stride, eps,
         K: tl.constexpr, TERMS: tl.constexpr, SPLIT_K: tl.constexpr, BLOCK: tl.constexpr, ENABLE_PDL: tl.constexpr,
     ):  # fmt: skip
-        # The sum of partial sums, plus the residual if there is one, its norm if there is a weight, quantised:
-        # what E4M3 holds of it, and with two terms what E4M3 holds of the rest.
+        # Add the partial sums and the residual, if any; norm the result, if there is a weight; quantise it.
         pdl_launch_dependents(ENABLE_PDL)
         row = tl.program_id(0).to(tl.int64)
         k = tl.arange(0, BLOCK)
@@ -131,8 +131,8 @@ if triton is not None:
         value = value / step
         high = value
         if TERMS == 2:
-            # Rounded to three bits of mantissa as an integer: of a number in E4M3 that is stored and widened again,
-            # ptxas 12.8 widens a register that it never wrote. Subnormal numbers lose what E4M3 rounds, 2**-10 at most.
+            # Round to three bits of mantissa by integer arithmetic. Casting to E4M3 and back does not work: ptxas 12.8
+            # widens a register that it never wrote. E4M3 rounds subnormal numbers further, by 2**-10 at most.
             high = ((value.to(tl.int32, bitcast=True) + 0x80000) & -0x100000).to(tl.float32, bitcast=True)
             tl.store(values + (2 * row + 1) * K + k, (value - high).to(values.dtype.element_ty), mask=mask)
         tl.store(values + TERMS * row * K + k, high.to(values.dtype.element_ty), mask=mask)
@@ -145,7 +145,7 @@ if triton is not None:
         SPLIT_K: tl.constexpr, NUM_STAGES: tl.constexpr, IS_SWAPPED: tl.constexpr, IS_GATED: tl.constexpr,
         PREFETCH_L2: tl.constexpr, ENABLE_PDL: tl.constexpr,
     ):  # fmt: skip
-        # BLOCK_N divides N and SPLIT_K * BLOCK_K divides K, so only rows need masks: those past the end repeat others.
+        # BLOCK_N divides N and SPLIT_K * BLOCK_K divides K, so only rows can be past the end: they repeat others.
         pdl_launch_dependents(ENABLE_PDL)
         SPAN: tl.constexpr = K // SPLIT_K
         split = 0 if SPLIT_K == 1 else tl.program_id(2)
@@ -159,7 +159,7 @@ if triton is not None:
         w_ptrs = weight + tl.expand_dims(n64, 1 - LAST) * K + tl.expand_dims(k, LAST)
         acc = tl.zeros([BLOCK_N, BLOCK_M] if IS_SWAPPED else [BLOCK_M, BLOCK_N], tl.float32)
         acc_up = acc
-        # Sums of the second terms apart: one sum would have each product wait for the one before.
+        # The second terms have sums of their own: with one sum each product would wait for the one before.
         low_acc, low_acc_up = acc, acc
         if ENABLE_PDL and PREFETCH_L2:
             prefetch_l2(weight + split * SPAN, n64, K, SPAN, 128)
@@ -255,7 +255,7 @@ def e4m3_linear_add_norm_kernel(
 
 
 def _plan(values: Tensor, weight: Tensor, is_gated: bool) -> TilePlan:
-    # Rows that come in E4M3 may meet a weight for which no plan was measured: one that fits everywhere.
+    # The rows are in E4M3 already; without a measured plan for this weight, take one that fits everywhere.
     return e4m3_plan(values.shape[0], weight, is_gated, values.shape[1]) or TilePlan(64, 16, 32, 1, 1, 2, 4, False)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 EIGHT_BITS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
-"""What weights are stored in, by what that is called."""
+"""The dtype of each quantisation's weights."""
 
 _QUANTIZED_AT_ONCE = 2**22
 """Numbers, in float32: all of a large layer would take four times what is kept of it, and tear memory to pieces."""
@@ -30,18 +30,18 @@ def quantize(weight: Tensor, quantization: str) -> tuple[Tensor, Tensor]:
     for part, into, by in zip(weight.split(rows), stored.split(rows), scale.split(rows), strict=True):
         wide = part.float()
         torch.div(wide.abs().amax(dim=1).clamp_min_(1e-30), largest, out=by)
-        # Divided, not multiplied by the inverse; either may be a rounding beyond the largest.
+        # Rounding may exceed the largest value by a step, so clamp.
         steps = (wide / by[:, None]).clamp_(-largest, largest)
         into.copy_(steps.round_() if quantization == "int8" else steps)
     return stored, scale
 
 
 def dequantized(weight: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """What `weight` [N, K] stands for, rounded once to `dtype`; itself without `scale` [N]. Capturable."""
+    """`weight` [N, K] times `scale` [N], rounded once to `dtype`; `weight` itself without a scale. Capturable."""
     if scale is None:
         return weight
     if dtype.itemsize > 2:
         return (weight.to(torch.promote_types(dtype, scale.dtype)) * scale[:, None]).to(dtype)
-    # No copy of the weight is ever in 32 bits, and no second one in 16: nothing of a prompt takes as much. Of 8-bit
-    # floats torch knows no product, and 16 bits hold each.
+    # Multiply in place, in 16 bits: a copy in 32 bits would be the largest tensor of a prompt. torch cannot multiply
+    # 8-bit floats, and 16 bits hold each of them.
     return weight.to(dtype).mul_(scale[:, None])

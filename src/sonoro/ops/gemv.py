@@ -25,7 +25,7 @@ if triton is not None:
 
     @triton.jit
     def _dot_rows(tiles, values, CHUNKS: tl.constexpr, FIRST: tl.constexpr, STEP: tl.constexpr):
-        # Sums of tiles[first], tiles[first + step], ... times the chunks of x, over K.
+        # Multiply tiles[FIRST], tiles[FIRST + STEP], ... with the chunks of x, and add up over K.
         total = tiles[FIRST].to(tl.float32) * values[0][None, :]
         for chunk in tl.static_range(1, CHUNKS):
             total += tiles[FIRST + STEP * chunk].to(tl.float32) * values[chunk][None, :]
@@ -33,7 +33,7 @@ if triton is not None:
 
     @triton.jit
     def _unpacked(words, IS_FP8: tl.constexpr):
-        # The four bytes of each int32, int8 or E4M3, the lowest first.
+        # Unpack the four bytes of each int32, the lowest first: int8 or E4M3.
         if IS_FP8 and not INTERPRETED:
             return tl.inline_asm_elementwise(
                 "{.reg .b16 h<6>; .reg .b32 a, b; mov.b32 {h4, h5}, $4;"
@@ -57,9 +57,9 @@ if triton is not None:
     def _dot_unpacked(
         tiles, values, zero, IS_FP8: tl.constexpr, CHUNKS: tl.constexpr, FIRST: tl.constexpr, STEP: tl.constexpr
     ):
-        # The same of tiles with four weights in each int32, and chunks of x in four parts. `zero` is one that compilers
-        # do not know: they would unpack all weights before the loop over rows, and run out of registers. Assembly that
-        # is not pure stays in the loop by itself.
+        # As `_dot_rows`, for tiles with four weights in each int32 and chunks of x in four parts. The compiler cannot
+        # know that `zero` is 0. Otherwise it would unpack all weights before the loop over rows and run out of
+        # registers. The assembly for E4M3 needs no `zero`: it is not pure, so it stays in the loop.
         total = tl.zeros_like(tiles[FIRST]).to(tl.float32)
         for chunk in tl.static_range(CHUNKS):
             words = tiles[FIRST + STEP * chunk]
@@ -70,7 +70,7 @@ if triton is not None:
 
     @triton.jit
     def _in_four(values, BLOCK_K: tl.constexpr):
-        # Of `values` [BLOCK_K] every fourth, from the first, the second, the third and the fourth on.
+        # Split `values` [BLOCK_K] into four parts: every fourth value, from the first, second, third and fourth on.
         even, odd = tl.split(tl.reshape(values, [BLOCK_K // 4, 2, 2]))
         first, third = tl.split(even)
         second, fourth = tl.split(odd)
@@ -82,8 +82,8 @@ if triton is not None:
         N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_GATED: tl.constexpr,
         IS_FP8: tl.constexpr, ENABLE_PDL: tl.constexpr,
     ):  # fmt: skip
-        # A weight in 8 bits is given as int32, four in each: compilers keep one of 8 bits in a register of its own, and
-        # the fewer bytes are on their way, the slower is memory.
+        # An 8-bit weight is passed as int32, four values in each. The compiler keeps every loaded value in a register
+        # of its own: with single bytes, too few bytes would be in flight to reach the memory's bandwidth.
         pdl_launch_dependents(ENABLE_PDL)
         dtype: tl.constexpr = out.dtype.element_ty
         CHUNKS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
@@ -93,13 +93,13 @@ if triton is not None:
         k_offset = tl.arange(0, BLOCK_K)
         word_offset = tl.arange(0, BLOCK_K // PACK)
         if scale is not None:
-            # Two words a thread, as it has eight numbers of x: otherwise each part of x goes through shared memory.
+            # A thread holds eight numbers of x, so it loads two words: otherwise x would go through shared memory.
             word_offset = tl.max_contiguous(word_offset, 2)
         start = weight + n.to(tl.int64)[:, None] * (K // PACK) + word_offset[None, :]
         tiles, norm_tiles = (), ()
         for chunk in tl.static_range(CHUNKS):
             k = chunk * BLOCK_K
-            # Tuples that unrolled loops extend: to mypy `()` has a fixed length, hence what it is told to ignore.
+            # Unrolled loops extend these tuples; mypy takes `()` for a tuple of fixed length.
             for half in tl.static_range(HALVES):
                 word = k // PACK
                 mask = (n < N)[:, None] & (word + word_offset < K // PACK)[None, :]

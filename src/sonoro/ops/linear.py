@@ -96,7 +96,7 @@ def _cublas_matmul(x: Tensor, weight: Tensor, scale: Tensor | None) -> Tensor:
     if scale is None:
         return F.linear(x, weight)
     product = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
-    # What is widened at once takes no more memory than the rest of a prompt does.
+    # Widen a part of the weight at a time, so that it takes no more memory than the rest of a prompt.
     step = max(1, _WIDENED_AT_ONCE // weight.shape[1] // 128) * 128
     for first in range(0, weight.shape[0], step):
         own = slice(first, first + step)
@@ -106,7 +106,7 @@ def _cublas_matmul(x: Tensor, weight: Tensor, scale: Tensor | None) -> Tensor:
 
 def _cublas_gate_up(x: Tensor, weight: Tensor, scale: Tensor | None, plan: CublasPlan) -> Tensor:
     out = torch.empty((x.shape[0], weight.shape[0] // 2), dtype=x.dtype, device=x.device)
-    # Of a long prompt some rows at a time, as both halves take four times what is kept.
+    # Run a long prompt in parts: the product of gate and up takes twice the memory of the result.
     for rows, into in zip(x.split(_GATED_AT_ONCE), out.split(_GATED_AT_ONCE), strict=True):
         silu_and_mul(_cublas_matmul(rows, weight, scale), into, enable_pdl=plan.enable_pdl)
     return out

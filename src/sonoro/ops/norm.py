@@ -87,7 +87,7 @@ if triton is not None:
         partial, residual, norm_weight, out, normed, batch, residual_stride, eps,
         N: tl.constexpr, SPLIT_K: tl.constexpr, BLOCK: tl.constexpr, ENABLE_PDL: tl.constexpr,
     ):  # fmt: skip
-        # Rounded where a product, the sum with the residual and the norm of that are when each is a kernel.
+        # Round where three kernels would: after the product, the sum with the residual, and the norm.
         pdl_launch_dependents(ENABLE_PDL)
         dtype: tl.constexpr = out.dtype.element_ty
         row = tl.program_id(0).to(tl.int64)

@@ -30,8 +30,8 @@ _BLOCK, _OUT_BLOCK, _WARPS = 128, 512, 8
 
 
 class Watched(NamedTuple):
-    """What is written where: the attention weights of query `heads` [H] int64 over the slots' `spans` [slots, 2] int64
-    (start, count), to `out` [slots, H, W] float32."""
+    """The query `heads` [H] int64 whose attention weights over the slots' `spans` [slots, 2] int64 (start, count) are
+    written to `out` [slots, H, W] float32."""
 
     heads: Tensor
     spans: Tensor

@@ -24,7 +24,7 @@ ROW_BLOCK = 1024
 """Elements per program of the kernel that adds up split-K's sums."""
 
 if triton is not None:
-    # Triton's interpreter takes the bits of a bfloat16 operand for an integer; products in float32 are the same.
+    # Triton's interpreter reads bfloat16 operands of tl.dot as integers; float32 gives the same products.
     OPERAND = {
         torch.float32: tl.float32,
         torch.float16: tl.float16,
@@ -55,9 +55,10 @@ if triton is not None:
 
     @triton.jit
     def _widened(weight, operand: tl.constexpr, ARE_PAIRS: tl.constexpr):
-        # A tile of the weight as the tensor cores take it. Of 8-bit floats Triton makes bfloat16 by way of float16, in
-        # 10 cycles each; here two take 4: each byte with its sign before it, moved to where sign, exponent and mantissa
-        # stand, times 2 ** 120. `ARE_PAIRS`: a thread has two that are neighbours, not four.
+        # Widen a tile of the weight for the tensor cores. Triton converts an 8-bit float to bfloat16 by way of float16,
+        # in 10 cycles; this assembly converts two in 4. It moves sign, exponent and mantissa of each byte to their
+        # places in bfloat16, and multiplies by 2 ** 120 to correct the exponent. `ARE_PAIRS`: a thread holds two
+        # neighbouring bytes, not four.
         if weight.dtype == tl.float8e4nv and operand == tl.bfloat16:
             return tl.inline_asm_elementwise(
                 WIDEN_TWO if ARE_PAIRS else WIDEN_FOUR,
@@ -73,7 +74,7 @@ if triton is not None:
     def _load_weight(
         start, k, k_index, K: tl.constexpr, IS_WHOLE: tl.constexpr, operand: tl.constexpr, ARE_PAIRS: tl.constexpr
     ):
-        # A tile of the weight from number `k` of K on. `IS_WHOLE`: none goes past the end of K.
+        # Load a tile of the weight from column `k` on. `IS_WHOLE`: no tile goes past the end of K.
         if IS_WHOLE:
             return _widened(tl.load(start + k), operand, ARE_PAIRS)
         return _widened(tl.load(start + k, mask=k + k_index < K, other=0.0), operand, ARE_PAIRS)
@@ -101,19 +102,19 @@ if triton is not None:
         # The layout of operand A of wgmma in registers.
         ARE_PAIRS: tl.constexpr = IS_SWAPPED and SLICE_K == 1 and BLOCK_N >= 64
         SPAN: tl.constexpr = (K + SPLIT_K - 1) // SPLIT_K
-        # Added to the pointers, so that the loop has constant ends: it is 6% faster (8 rows, as below).
+        # Add the split's start to the pointers: with constant bounds the loop is 6% faster (8 rows, as below).
         split = 0 if SPLIT_K == 1 else tl.program_id(2)
         x += split * SPAN
         weight += split * SPAN
         m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
         m64 = m.to(tl.int64)
         n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-        # Rows past the end repeat the last one, unmasked; their sums are not stored. A mask on rows of x pays in the
-        # smallest blocks only (passes of a depth model, H200: 1.53 ms, not 1.66, for 8 rows; 1.98, not 1.78, for 64);
-        # in others rows repeat in turn, as many reads of the last one are slow (2.31 ms, not 1.81, for 17).
+        # Rows past the end repeat others; their sums are not stored. Only the smallest blocks mask rows of x instead.
+        # Passes of a depth model on an H200: with a mask 1.53 ms for 8 rows and 1.98 for 64, without 1.66 and 1.78.
+        # Outputs repeat the last one, rows all in turn: for 17 rows, repeating the last takes 2.31 ms, in turn 1.81.
         n_source = tl.minimum(n, N - 1).to(tl.int64)
         m_source = m64 if BLOCK_M < 32 else (m % batch).to(tl.int64)
-        # Axes (m, k) and (k, n), or (n, k) and (k, m) where the weight comes first; slices of K come before both.
+        # The operands are (m, k) and (k, n), or (n, k) and (k, m) if swapped; an axis of K's slices precedes both.
         LAST: tl.constexpr = 0 if IS_SWAPPED else 1
         m_index, n_index = tl.expand_dims(m_source, LAST), tl.expand_dims(n_source, 1 - LAST)
         is_row = tl.expand_dims(m64 < batch, LAST) if BLOCK_M < 32 else True

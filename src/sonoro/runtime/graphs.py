@@ -51,8 +51,8 @@ class GraphPool:
 
     def __init__(self) -> None:
         self._handle: Any = None
-        # torch 2.12 and 2.13 free the workspace of cuBLAS that a stream's graphs share with the first of them that
-        # goes (pytorch#193402); some 2 MiB each.
+        # Keep every graph, some 2 MiB each: the graphs of a stream share a workspace of cuBLAS, which torch 2.12 and
+        # 2.13 free with the first graph that is freed (pytorch#193402).
         self._graphs: list[torch.cuda.CUDAGraph] = []
 
     def can_record(self, device: torch.device) -> bool:
@@ -228,7 +228,7 @@ class GraphSet:
         except Exception as raised:  # a function that cannot be captured still runs eagerly
             error = " ".join(f"{type(raised).__name__}: {raised}".split())
         if error:
-            # Outside the handler, where the exception no longer holds the graph.
+            # Recover outside the handler: inside, the exception's traceback holds the graph.
             self._pool.recover(self._device)
             logger.warning("graphs=%s size=%d status=eager error=%s", self.name, size, error)
         return Captured(size, time.perf_counter() - started_s, memory_bytes, error)

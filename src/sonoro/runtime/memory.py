@@ -11,7 +11,7 @@ from sonoro.core.config import is_allocator_set
 from sonoro.core.errors import ConfigError
 
 _FULL_SLOTS = 4
-"""So many slots always get all the pages they can use: with few requests, waiting for pages would be noticed."""
+"""This many slots always get all the pages they can use: with few requests, one that waits would be noticed."""
 
 
 @dataclass(frozen=True)

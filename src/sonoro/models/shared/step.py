@@ -297,7 +297,7 @@ def check_kernels(count: int, state: StepState, feedback: Feedback) -> None:
     begin_step.check(lambda: (index, made), tolerance=0.0)
     finish_step.check(
         lambda: (codes, start, start.length + index % 3, _copied(made), feedback),
-        # A few roundings of the dtype, or float32 sums in another order.
+        # Allow a few roundings of the dtype, or float32 sums in another order.
         tolerance={torch.bfloat16: 2**-6, torch.float16: 2**-9}.get(dtype, 1e-6),
     )
 

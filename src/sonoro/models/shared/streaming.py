@@ -182,7 +182,7 @@ class StreamingCodec(nn.Module):
         failures: list[str] = []
 
         def fail(error: Exception) -> None:
-            # As with a single kernel: fall back to the modules. Out of memory is not the kernels' fault.
+            # Fall back to the float32 modules, unless memory ran out: that is not the kernels' fault.
             if isinstance(error, torch.OutOfMemoryError):
                 raise error
             failures.append(f", but it failed: {error!r}")

@@ -45,7 +45,8 @@ class FrameState(BackboneState):
     still: Rotary
 
     def read_options(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of the slots `rows` [B] int64: guidance float32, solver steps, frame after which speech may end; [B] each.
+        """Options of the slots `rows` [B] int64: guidance float32, solver steps, and the frame after which speech may
+        end; [B] each.
         Capturable."""
         options = self.options[rows]
         return unpack_floats(options[:, :1])[:, 0].contiguous(), options[:, 1], options[:, 2]
