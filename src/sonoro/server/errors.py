@@ -1,21 +1,4 @@
-"""Error responses: one function from an error of the tree to status, headers and body.
-
-InvalidRequest
-└── UnknownModel              another model than the one that is loaded
-EngineError
-└── SlowReader                the client took nothing for too long
-SonoroError
-└── Refused                   refused before its fields were validated
-    ├── Unauthorized          no API key, or a wrong one
-    ├── ForeignHost           a host name that is not this server's
-    ├── ForeignOrigin         a page of another origin in a browser
-    ├── AnswerTooLarge        an answer held in memory that could exceed its bound
-    ├── BodyTooLarge
-    ├── BodyTooSlow
-    ├── IdleSession           a session without a message for too long
-    ├── TooManyRequests       the server is full; try again later
-    └── NotReady              no engine runs yet, or none any more
-"""
+"""The errors of the server, and one function from any error to the status, headers and body of its response."""
 
 from __future__ import annotations
 

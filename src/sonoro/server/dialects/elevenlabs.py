@@ -200,34 +200,46 @@ class _Session(DialectSession):
         await self.say({**fields, "contextId": name} if self._is_multi else fields)
 
 
+def _asked(dialect: Dialect, request: Request, payload: bytes) -> Asked:
+    """What the body, path and query of `request` ask for."""
+    body = parse(_Body, payload)
+    audio = audio_format(request.query_params.get("output_format", "mp3_44100_128"))
+    speed = body.voice_settings.speed or 1.0
+    is_timed = request.url.path.endswith("/with-timestamps")
+    kind = _Lines if "/stream/" in request.url.path else _Whole
+    sent = kind(body.text, dialect.timeline(speed), audio) if is_timed else None
+    voice = request.path_params["voice"]
+    return Asked(body.text, voice, body.language_code, speed, body.seed, audio, sent, with_words=is_timed)
+
+
+def _described(name: str) -> dict[str, Any]:
+    return {"voice_id": name, "name": name, "category": "premade", "labels": {}, "description": None}
+
+
+_COUNTS = "character_count voice_add_edit_counter voice_slots_used professional_voice_slots_used voice_limit "
+_COUNTS += "professional_voice_slots_used_in_workspace professional_voice_limit max_credit_limit_extension"
+_RIGHTS = "can_extend_character_limit allowed_to_extend_character_limit can_extend_voice_limit "
+_RIGHTS += "can_use_instant_voice_cloning can_use_professional_voice_cloning"
+_SUBSCRIPTION = {"tier": "own", "status": "active", "character_limit": 10**9, "currency": None}
+_SUBSCRIPTION |= dict.fromkeys(_COUNTS.split(), 0) | dict.fromkeys(_RIGHTS.split(), False)
+_SUBSCRIPTION |= {"current_overage": {"amount": "0", "currency": "usd"}}
+
+
 def routes(service: Service) -> Sequence[BaseRoute]:
     """The routes of this dialect."""
     dialect = Dialect("elevenlabs", service, _refusal, ("request-id", "x-trace-id"))
 
     async def convert(request: Request) -> Response:
-        def read(payload: bytes) -> Asked:
-            body = parse(_Body, payload)
-            audio = audio_format(request.query_params.get("output_format", "mp3_44100_128"))
-            speed = body.voice_settings.speed or 1.0
-            is_timed = request.url.path.endswith("/with-timestamps")
-            kind = _Lines if "/stream/" in request.url.path else _Whole
-            sent = kind(body.text, dialect.timeline(speed), audio) if is_timed else None
-            voice = request.path_params["voice"]
-            return Asked(body.text, voice, body.language_code, speed, body.seed, audio, sent, with_words=is_timed)
-
-        return await dialect.speak(request, read)
-
-    def shown(name: str) -> dict[str, Any]:
-        return {"voice_id": name, "name": name, "category": "premade", "labels": {}, "description": None}
+        return await dialect.speak(request, partial(_asked, dialect, request))
 
     async def voices(request: Request) -> Response:
         wanted, names = request.query_params.get("search", "").lower(), await dialect.voices(request)
-        found = [shown(name) for name in names if wanted in name]
+        found = [_described(name) for name in names if wanted in name]
         paging = {"has_more": False, "total_count": len(found), "next_page_token": None}
         return JSONResponse({"voices": found, **paging})
 
     async def voice(request: Request) -> Response:
-        return JSONResponse(shown(await dialect.known_voice(request)))
+        return JSONResponse(_described(await dialect.known_voice(request)))
 
     async def models(request: Request) -> Response:
         spec = service.speech.spec()
@@ -235,20 +247,12 @@ def routes(service: Service) -> Sequence[BaseRoute]:
         able = {"can_do_text_to_speech": True, "can_do_voice_conversion": False, "languages": languages}
         return JSONResponse([{"model_id": name, "name": name, **able} for name in service.speech.model_names(spec)])
 
-    counts = "character_count voice_add_edit_counter voice_slots_used professional_voice_slots_used voice_limit "
-    counts += "professional_voice_slots_used_in_workspace professional_voice_limit max_credit_limit_extension"
-    rights = "can_extend_character_limit allowed_to_extend_character_limit can_extend_voice_limit "
-    rights += "can_use_instant_voice_cloning can_use_professional_voice_cloning"
-    subscription = {"tier": "own", "status": "active", "character_limit": 10**9, "currency": None}
-    subscription |= dict.fromkeys(counts.split(), 0) | dict.fromkeys(rights.split(), False)
-    subscription |= {"current_overage": {"amount": "0", "currency": "usd"}}
-
     async def user(request: Request) -> Response:
         if request.url.path.endswith("/subscription"):
-            return JSONResponse(subscription)
+            return JSONResponse(_SUBSCRIPTION)
         facts = {"user_id": "sonoro", "workspace_id": "sonoro", "created_at": service.created_s, "is_new_user": False}
         flags = ("can_use_delayed_payment_methods", "is_onboarding_completed", "is_onboarding_checklist_completed")
-        more = {**dict.fromkeys(flags, False), "seat_type": "workspace_admin", "subscription": subscription}
+        more = {**dict.fromkeys(flags, False), "seat_type": "workspace_admin", "subscription": _SUBSCRIPTION}
         return JSONResponse({**facts, **more})
 
     speak = "/v1/text-to-speech/{voice}"
