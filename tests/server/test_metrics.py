@@ -58,7 +58,7 @@ def test_what_was_caught_is_counted_and_told() -> None:
         Fault(kind="straying", start=0, end=5, attempt=1),
         Fault(kind="dwelling", start=5, end=9, continued_at=7),
     )
-    Observation(metrics, 24000, 0.0).caught(faults)
+    Observation(metrics, 24000, 0.0).count_faults(faults)
     lines = metrics.exposition([], queued=0).decode().splitlines()
     assert 'sonoro_faults_total{kind="ending",model="tiny",outcome="spoken_again"} 1.0' in lines
     assert 'sonoro_faults_total{kind="straying",model="tiny",outcome="marked"} 1.0' in lines

@@ -179,8 +179,8 @@ def test_underruns_are_those_of_a_listener_without_a_buffer(
     metrics = Metrics()
     observation = Observation(metrics, 8000, 0.0, speed)
     for now_s in arrivals_s:  # noqa: B007
-        observation.made(bytes(16000))
-        observation.sent()
+        observation.add_audio(bytes(16000))
+        observation.mark_sent()
     observation.end("stop", is_whole=True)
     text = metrics.exposition([EngineState(None, 0, 4)], queued=2).decode()
     assert f'sonoro_underruns_total{{model=""}} {float(underruns)}' in text
@@ -190,9 +190,9 @@ def test_underruns_are_those_of_a_listener_without_a_buffer(
 def test_what_an_encoder_holds_back_is_not_heard_yet() -> None:
     metrics = Metrics()
     observation = Observation(metrics, 8000, 0.0)
-    observation.made(bytes(1600))
+    observation.add_audio(bytes(1600))
     assert observation.first_packet_s is None
-    observation.made(bytes(1600))
-    observation.sent()
+    observation.add_audio(bytes(1600))
+    observation.mark_sent()
     assert observation.first_packet_s is not None
     assert observation.audio_s == 0.2

@@ -3,7 +3,7 @@
 import pytest
 
 from sonoro.core.events import Word
-from sonoro.server.timeline import character_times, last_heard
+from sonoro.server.timeline import character_times, last_played
 
 TEXT = "Well, go on."
 WORDS = (
@@ -40,6 +40,6 @@ def test_without_words_all_of_a_text_takes_all_of_the_time() -> None:
 
 
 def test_the_last_word_heard_is_the_last_that_has_begun() -> None:
-    assert last_heard(WORDS, 0.05) is None
-    assert last_heard(WORDS, 0.8) is WORDS[0]
-    assert last_heard(WORDS, 9.0) is WORDS[2]
+    assert last_played(WORDS, 0.05) is None
+    assert last_played(WORDS, 0.8) is WORDS[0]
+    assert last_played(WORDS, 9.0) is WORDS[2]

@@ -333,7 +333,7 @@ def test_a_voice_that_cannot_be_written_is_not_registered(
     with monkeypatch.context() as patch:
         for call in calls:
             patch.setattr(os, call, is_full)
-        with pytest.raises(EngineError, match="the voice 'anna' could not be kept: No space left on device"):
+        with pytest.raises(EngineError, match="the voice 'anna' could not be stored: No space left on device"):
             wait(add(store))
     assert store.voices == ()
     assert list(tmp_path.iterdir()) == []

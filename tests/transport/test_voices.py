@@ -50,7 +50,7 @@ def test_a_voice_is_encoded_and_spoken_by_its_digest() -> None:
             )
             with pytest.raises(InvalidRequest, match="every field must be of its type"):
                 await client.encode_voice(("a.wav",))
-            with pytest.raises(UnknownVoice, match="no voices are kept here"):
+            with pytest.raises(UnknownVoice, match="no voices are stored here"):
                 await pcm(client, named("a", "0af3"))
 
     run(talk())

@@ -220,8 +220,8 @@ class _Tempo:
         source = self._graph.add("abuffer", f"sample_rate={sample_rate}:sample_fmt=flt:channel_layout=mono")
         filters = [self._graph.add("atempo", repr(speed ** (1 / steps))) for _ in range(steps)]
         self._graph.link_nodes(source, *filters, self._graph.add("abuffersink")).configure()
-        self._held: Samples = np.zeros(0, np.float32)
-        self._fed = self._given = 0
+        self._waiting: Samples = np.zeros(0, np.float32)
+        self._fed = self._returned = 0
 
     def feed(self, samples: Samples) -> Samples:
         self._fed += len(samples)
@@ -230,7 +230,7 @@ class _Tempo:
     def finish(self) -> Samples:
         wanted = self._fed / self._speed
         slack = min(0.01 * self._rate, 0.02 * wanted) if self._speed > 1 else 0
-        left = max(0, round(wanted + slack) - self._given)
+        left = max(0, round(wanted + slack) - self._returned)
         rest = np.zeros(0, np.float32)
         while len(rest) < left:  # silence pushes out what the filters hold
             rest = np.concatenate([rest, self._push(np.zeros(self._rate // 10, np.float32))])
@@ -238,15 +238,15 @@ class _Tempo:
 
     def _push(self, samples: Samples) -> Samples:
         block = self._rate // 100  # always 10 ms: where the input is cut changes what the filters make of it
-        made, self._held = [np.zeros(0, np.float32)], np.concatenate([self._held, samples])
-        while len(self._held) >= block:
-            self._graph.push(_frame(self._held[:block], "flt", self._rate, 0))
-            self._held = self._held[block:]
+        parts, self._waiting = [np.zeros(0, np.float32)], np.concatenate([self._waiting, samples])
+        while len(self._waiting) >= block:
+            self._graph.push(_frame(self._waiting[:block], "flt", self._rate, 0))
+            self._waiting = self._waiting[block:]
             with contextlib.suppress(BlockingIOError):
                 while True:
-                    made.append(np.asarray(self._graph.pull().to_ndarray(), np.float32)[0])
-        self._given += sum(map(len, made))
-        return np.concatenate(made)
+                    parts.append(np.asarray(self._graph.pull().to_ndarray(), np.float32)[0])
+        self._returned += sum(map(len, parts))
+        return np.concatenate(parts)
 
 
 class _Coded:
@@ -256,10 +256,10 @@ class _Coded:
     """
 
     def __init__(self, chosen: _Format, sample_rate: int, bit_rate: int) -> None:
-        self._rate, self._samples, self._made = sample_rate, 0, _Written()
+        self._rate, self._samples, self._written = sample_rate, 0, _Written()
         # Codec and container each take the options they know.
         options = dict(pair.split("=") for pair in chosen.options.split(":"))
-        self._container = av.open(self._made, "w", format=chosen.container, container_options=options)
+        self._container = av.open(self._written, "w", format=chosen.container, container_options=options)
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
             stream = self._container.add_stream(chosen.codec, sample_rate, options, layout="mono", bit_rate=bit_rate)
@@ -273,12 +273,12 @@ class _Coded:
             samples = np.frombuffer(pcm, "<i2")
             self._container.mux(self._stream.encode(_frame(samples, "s16", self._rate, self._samples)))
             self._samples += len(samples)
-        return self._made.take()
+        return self._written.take()
 
     def finish(self) -> bytes:
         self._container.mux(self._stream.encode(None))
         self.close()
-        return self._made.take()
+        return self._written.take()
 
     def close(self) -> None:
         self._container.close()

@@ -75,10 +75,10 @@ def _type(schema: dict[str, Any]) -> str:
 
 
 def _about(schema: dict[str, Any]) -> str:
-    said = [schema.get("description", "")]
-    said += (
+    notes = [schema.get("description", "")]
+    notes += (
         ["one of " + ", ".join(str(word) for word in schema["enum"] if word is not None)] if "enum" in schema else []
     )
-    said += [f"{word} {schema[word]:,}" for word in ("minimum", "maximum") if word in schema]
-    said += [f"default {schema['default']}"] if schema.get("default") is not None else []
-    return escape("; ".join(filter(None, said)))
+    notes += [f"{word} {schema[word]:,}" for word in ("minimum", "maximum") if word in schema]
+    notes += [f"default {schema['default']}"] if schema.get("default") is not None else []
+    return escape("; ".join(filter(None, notes)))

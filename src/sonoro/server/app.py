@@ -67,7 +67,7 @@ def create_app(client: Fleet, config: ServerConfig, on_failure: Callable[[Sonoro
     app.add_middleware(RequestIds, caller=service.keys.keyless)
     app.state.service = service
 
-    async def tell(request: Request, error: Exception) -> Response:
+    async def answer_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, SonoroError), error
         refused = refusal(error)
         request.state.facts |= {"code": refused.error["code"], "param": refused.error["param"]}
@@ -75,9 +75,9 @@ def create_app(client: Fleet, config: ServerConfig, on_failure: Callable[[Sonoro
             service.metrics.count_refusal(refused, request.state.request_id, request.state.dialect)
         return RefusalResponse(refused)
 
-    app.add_exception_handler(SonoroError, tell)
-    app.add_exception_handler(HTTPException, _tell_of_http)
-    app.add_exception_handler(Exception, _tell_of_defect)
+    app.add_exception_handler(SonoroError, answer_error)
+    app.add_exception_handler(HTTPException, _answer_http_error)
+    app.add_exception_handler(Exception, _answer_defect)
     # Routes are matched in order: speech first, then those of dialects, which share some paths with models and voices.
     app.include_router(speech_routes(service.speech, service.keys.required))
     app.include_router(session_routes(service, live_dialects(config)))
@@ -91,7 +91,7 @@ def create_app(client: Fleet, config: ServerConfig, on_failure: Callable[[Sonoro
     return app
 
 
-async def _tell_of_http(request: Request, error: Exception) -> Response:
+async def _answer_http_error(request: Request, error: Exception) -> Response:
     """Answer an unknown path or method."""
     assert isinstance(error, HTTPException), error
     refused = plain_refusal(error.status_code, f"{request.method} {request.url.path}: {error.detail}", "http")
@@ -113,7 +113,7 @@ def _methods(request: Request) -> list[str]:
     return sorted({*methods, "HEAD"}) if "GET" in methods else methods
 
 
-async def _tell_of_defect(request: Request, error: Exception) -> Response:
+async def _answer_defect(request: Request, error: Exception) -> Response:
     """Answer a bug. This handler runs outside of `RequestIds`, so it adds the id itself."""
     refused = plain_refusal(500, "internal error; see the server's log", "internal")
     return RefusalResponse(dataclasses.replace(refused, headers={"X-Request-Id": request.state.request_id}))

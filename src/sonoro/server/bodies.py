@@ -25,19 +25,19 @@ def json_bytes(audio_bytes: int) -> int:
 
 
 class _WordsBody(AudioBody):
-    """A body with word times at `speed`. `told` holds the words not sent yet; None if the model gives none so far."""
+    """A body with word times at `speed`. `new_words` are those not sent yet; None if the model gives none so far."""
 
     def __init__(self, speed: float) -> None:
         self._speed = speed
-        self.told: list[dict[str, Any]] | None = None
+        self.new_words: list[dict[str, Any]] | None = None
 
     def note(self, chunk: AudioChunk) -> None:
-        self._tell(chunk.words)
+        self._add(chunk.words)
 
-    def _tell(self, words: tuple[Word, ...] | None) -> None:
+    def _add(self, words: tuple[Word, ...] | None) -> None:
         if words is not None:
-            made = [msgspec.to_builtins(word) for word in at_speed(words, self._speed)]
-            self.told = [*(self.told or []), *made]
+            added = [msgspec.to_builtins(word) for word in at_speed(words, self._speed)]
+            self.new_words = [*(self.new_words or []), *added]
 
 
 class EventBody(_WordsBody):
@@ -51,19 +51,19 @@ class EventBody(_WordsBody):
         return delta + self._words()
 
     def end(self, finished: Finished, usage: dict[str, int]) -> bytes:
-        self._tell(finished.words)
-        done = {"type": "speech.audio.done", "usage": usage, "finish_reason": finished.reason, **told_faults(finished)}
+        self._add(finished.words)
+        done = {"type": "speech.audio.done", "usage": usage, "finish_reason": finished.reason, **faults_field(finished)}
         return self._words() + sse_event(done)
 
     def _words(self) -> bytes:
-        told, self.told = self.told, None
-        return sse_event({"type": "speech.words", "words": told}) if told else b""
+        words, self.new_words = self.new_words, None
+        return sse_event({"type": "speech.words", "words": words}) if words else b""
 
     def failure(self, refused: Refusal) -> bytes:
         return sse_event({"type": "error", **refused.body})
 
 
-def told_faults(finished: Finished) -> dict[str, object]:
+def faults_field(finished: Finished) -> dict[str, object]:
     """The field `faults` of a body; {} without faults."""
     return {"faults": msgspec.to_builtins(finished.faults)} if finished.faults else {}
 
@@ -92,7 +92,7 @@ class HeldAudio:
     def base64(self) -> bytearray:
         """The whole in base64. Call it once."""
         self._encoded += base64.b64encode(self._left)
-        if self._format == "wav":
+        if self._format == "wav" and self._head:
             struct.pack_into("<I", self._head, 4, self._bytes - 8)
             struct.pack_into("<I", self._head, 40, self._bytes - 44)
             self._encoded[:64] = base64.b64encode(self._head)
@@ -116,8 +116,8 @@ class JSONBody(_WordsBody):
         return b""
 
     def end(self, finished: Finished, usage: dict[str, int]) -> bytes:
-        self._tell(finished.words)
-        facts = {"finish_reason": finished.reason, "usage": usage, "words": self.told, **told_faults(finished)}
+        self._add(finished.words)
+        facts = {"finish_reason": finished.reason, "usage": usage, "words": self.new_words, **faults_field(finished)}
         rest = json.dumps({"format": self._format, **facts}).encode()
         return b"".join((b'{"audio": "', self._audio.base64(), b'", ', rest[1:]))
 

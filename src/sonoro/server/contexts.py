@@ -174,9 +174,9 @@ class Context:
         """Ignore the utterance's own events: the session writes its own."""
 
     async def send_audio(self, audio: bytes, source: AudioChunk | Finished) -> None:
-        is_last, told = isinstance(source, Finished), self._timeline.tell(self._text, source)
-        starts, ends = ([self._before_s + at_s for at_s in at] for at in told[1:])
-        times = CharacterTimes(told.characters, list(starts), list(ends))
+        is_last, added = isinstance(source, Finished), self._timeline.add(self._text, source)
+        starts, ends = ([self._before_s + at_s for at_s in at] for at in added[1:])
+        times = CharacterTimes(added.characters, list(starts), list(ends))
         if audio or times.characters or is_last:
             await self._session.on_audio(self, self._convert(audio), times, is_last=is_last)
 

@@ -62,14 +62,14 @@ class Observation:
     def audio_s(self) -> float:
         return self._bytes / 2 / self._rate
 
-    def made(self, pcm: bytes) -> None:
+    def add_audio(self, pcm: bytes) -> None:
         """Add `pcm` (PCM16 mono) from the engine."""
         self._bytes += len(pcm)
         self._unsent_s += len(pcm) / 2 / self._rate / self._speed
         self._audio.inc(len(pcm) / 2 / self._rate)
 
-    def sent(self) -> None:
-        """Note that all audio made so far was sent, except for what the encoder holds back."""
+    def mark_sent(self) -> None:
+        """Note that all audio so far was sent, except for what the encoder holds back."""
         now_s = self.elapsed_s
         if self.first_packet_s is None:
             self.first_packet_s = self._played_until_s = now_s
@@ -79,7 +79,7 @@ class Observation:
         self._played_until_s = max(self._played_until_s, now_s) + self._unsent_s
         self._unsent_s = 0.0
 
-    def caught(self, faults: Sequence[Fault]) -> None:
+    def count_faults(self, faults: Sequence[Fault]) -> None:
         """Count the `faults` that the engine reported."""
         for fault in faults:
             self._metrics.faults.labels(self._metrics.model, fault.kind, fault.outcome).inc()
@@ -157,14 +157,14 @@ async def encoded_audio(
     async with contextlib.aclosing(_engine_events(speech, client, gate)) as events:
         async for event in events:
             if isinstance(event, AudioChunk):
-                observation.made(event.pcm)
+                observation.add_audio(event.pcm)
                 speech.body.note(event)
                 if audio := await speech.encoding.feed(event.pcm):
                     yield audio
                 continue
             if event.reason in ("cancelled", "error"):
                 raise EngineError(f"the speech was cut off: {event.reason}")
-            observation.caught(event.faults)
+            observation.count_faults(event.faults)
             if audio := await speech.encoding.finish():
                 yield audio
             yield event
@@ -243,11 +243,11 @@ class SpeechResponse(Response):
                         last = self._speech.body.end(part, self._speech.usage(part))
                         await self._send(send, last, is_last=True)
                         if self._observation.first_packet_s is None:
-                            self._observation.sent()
+                            self._observation.mark_sent()
                         return part.reason, True
                     if packet := self._speech.body.packet(part):
                         await self._send(send, packet)
-                        self._observation.sent()
+                        self._observation.mark_sent()
             raise AssertionError("a stream ends with its `Finished`")
         except SonoroError as error:
             refused = refusal(error)

@@ -19,9 +19,9 @@ class CharacterTimes(NamedTuple):
     ends_s: list[float]
 
 
-def last_heard(words: Sequence[Word], heard_s: float) -> Word | None:
-    """The last of `words` that begins within the first `heard_s` seconds; None if there is none."""
-    return next((word for word in reversed(words) if word.start_s < heard_s), None)
+def last_played(words: Sequence[Word], played_s: float) -> Word | None:
+    """The last of `words` that begins within the first `played_s` seconds; None if there is none."""
+    return next((word for word in reversed(words) if word.start_s < played_s), None)
 
 
 def character_times(
@@ -58,22 +58,22 @@ class WordTimes:
     def __init__(self) -> None:
         self._word, self._start_s, self._end_s = "", 0.0, 0.0
 
-    def tell(self, times: CharacterTimes, *, is_last: bool) -> tuple[list[str], list[float], list[float]]:
+    def add(self, times: CharacterTimes, *, is_last: bool) -> tuple[list[str], list[float], list[float]]:
         """Add further characters; return the words that they complete, their starts and their ends in seconds.
 
         `is_last`: the text ends, which completes its last word.
         """
-        told: tuple[list[str], list[float], list[float]] = ([], [], [])
+        completed: tuple[list[str], list[float], list[float]] = ([], [], [])
         last = [(" ", self._end_s, self._end_s)] if is_last else []
         for character, start_s, end_s in [*zip(*times, strict=True), *last]:
             if not character.isspace():
                 self._start_s = self._start_s if self._word else start_s
                 self._word, self._end_s = self._word + character, end_s
             elif self._word:
-                for column, value in zip(told, (self._word, self._start_s, self._end_s), strict=True):
+                for column, value in zip(completed, (self._word, self._start_s, self._end_s), strict=True):
                     column.append(value)  # type: ignore[attr-defined]
                 self._word = ""
-        return told
+        return completed
 
 
 class Timeline:
@@ -89,7 +89,7 @@ class Timeline:
         self.audio_s = 0.0
         """Duration of the chunks so far, at `speed`."""
 
-    def tell(self, text: str, event: AudioChunk | Finished) -> CharacterTimes:
+    def add(self, text: str, event: AudioChunk | Finished) -> CharacterTimes:
         """Add `event`; return the character times of `text` that have become final: all if it is `Finished`, else more
         text may follow."""
         if isinstance(event, Finished):
@@ -127,13 +127,13 @@ class TimedBody(AudioBody, ABC):
         return self.kind
 
     def note(self, chunk: AudioChunk) -> None:
-        self._add(self._timeline.tell(self._text, chunk))
+        self._add(self._timeline.add(self._text, chunk))
 
     def packet(self, audio: bytes) -> bytes:
         return self.line(self._convert(audio), self._taken(), is_last=False)
 
     def end(self, finished: Finished, usage: dict[str, int]) -> bytes:
-        self._add(self._timeline.tell(self._text, finished))
+        self._add(self._timeline.add(self._text, finished))
         return self.line(b"", self._taken(), is_last=True)
 
     @abstractmethod

@@ -15,13 +15,13 @@ from sonoro.core.errors import EngineError, InvalidRequest, SonoroError
 from sonoro.core.events import Word, at_speed
 from sonoro.core.logs import log_event
 from sonoro.core.types import AudioChunk, Finished, SpeechRequest, is_speakable
-from sonoro.server.bodies import told_faults
+from sonoro.server.bodies import faults_field
 from sonoro.server.errors import SlowReader
 from sonoro.server.keys import Caller
 from sonoro.server.schemas import SpeechBody
 from sonoro.server.service import Service
 from sonoro.server.stream import Speech, conclude, silent_events
-from sonoro.server.timeline import last_heard
+from sonoro.server.timeline import last_played
 from sonoro.transport.client import RequestStream
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class Utterance:
         self._sent_samples = 0  # at the model's rate
         self._words: list[Word] = []
         self._plays_until_s = 0.0
-        self._heard_s: float | None = None  # played by the time of the abort
+        self._played_s: float | None = None  # played by the time of the abort
         self._is_waiting = self._has_begun = self._is_aborted = False
         self._answer: RequestStream | None = None
         self._failure: SonoroError | None = None
@@ -88,7 +88,7 @@ class Utterance:
         self.is_text_whole = True
 
     def abort(self) -> None:
-        """Stop speaking; the listener is told how much was spoken."""
+        """Stop speaking; the listener gets the position in the text."""
         self.is_text_whole = True
         if not self._is_aborted:
             self._abort(None)
@@ -101,7 +101,7 @@ class Utterance:
 
     def _abort(self, failure: SonoroError | None) -> None:
         self._is_aborted, self._failure = True, failure
-        self._heard_s = self._samples / self._encoding.encoder.rate - max(
+        self._played_s = self._samples / self._encoding.encoder.rate - max(
             0.0, self._plays_until_s - time.perf_counter()
         )
         if self._answer is not None:
@@ -171,7 +171,7 @@ class Utterance:
                 yield event
 
     async def _send(self, chunk: AudioChunk) -> None:
-        self._observation.made(chunk.pcm)
+        self._observation.add_audio(chunk.pcm)
         audio = await self._encoding.feed(chunk.pcm)
         # Audio after an abort is not sent, but may bring times of earlier words.
         self._words += at_speed(chunk.words or (), self._body.speed)
@@ -184,7 +184,7 @@ class Utterance:
             self._has_begun = True
             kind, rate = self._body.response_format, self._encoding.encoder.rate
             await self._listener.send_event("audio.start", request_id=self._id, format=kind, sample_rate=rate)
-            self._observation.sent()
+            self._observation.mark_sent()
         await self._listener.send_audio(audio, source)
         if isinstance(source, AudioChunk):
             # After an underrun, playback resumes now.
@@ -195,11 +195,11 @@ class Utterance:
     async def _finish(self, finished: Finished) -> str:
         if self._is_aborted:
             self._words += at_speed(finished.words or (), self._body.speed)
-            made = finished.frames * self._service.client.spec.hop - self._service.client.spec.lead_in
-            return await self._report_cancelled(finished.characters * self._sent_samples // max(made, 1))
+            samples = finished.frames * self._service.client.spec.hop - self._service.client.spec.lead_in
+            return await self._report_cancelled(finished.characters * self._sent_samples // max(samples, 1))
         if finished.reason in ("cancelled", "error"):
             raise EngineError(f"the speech was cut off: {finished.reason}")
-        self._observation.caught(finished.faults)
+        self._observation.count_faults(finished.faults)
         await self._send_audio(await self._encoding.finish(), finished)
         samples = self._samples
         await self._listener.send_event(
@@ -209,7 +209,7 @@ class Utterance:
             samples=samples,
             duration_s=samples / self._encoding.encoder.rate,
             characters=finished.characters,
-            **told_faults(finished),
+            **faults_field(finished),
         )
         return finished.reason
 
@@ -219,7 +219,7 @@ class Utterance:
             raise self._failure
         facts: dict[str, Any] = {"samples_sent": self._samples, "text_position": position}
         if self._request.with_words:
-            facts["last_word"] = last_heard(self._words, self._heard_s or 0.0)
+            facts["last_word"] = last_played(self._words, self._played_s or 0.0)
         await self._listener.send_event("response.cancelled", request_id=self._id, **facts)
         return CANCELLED
 

@@ -159,7 +159,7 @@ class VoiceStore:
             limit = f"the folder of voices holds {file}, of another model or registered just now"
             raise VoiceExists("name", facts.called, limit) from error
         except OSError as error:
-            raise EngineError(f"the voice {facts.called!r} could not be kept: {error.strerror or error}") from error
+            raise EngineError(f"the voice {facts.called!r} could not be stored: {error.strerror or error}") from error
         self._publish({**self._voices, facts.name: facts})
 
     def _delete(self, name: str) -> None:

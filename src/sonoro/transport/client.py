@@ -93,15 +93,15 @@ class RequestStream:
     def append_text(self, text: str) -> None:
         """Append text to a live request; ignored if it has ended. Raises `InvalidRequest` for what is not text."""
         check_text("text", text)
-        self._tell(AppendText(self.request_id, text))
+        self._send_unless_ended(AppendText(self.request_id, text))
 
     def end_text(self) -> None:
         """Mark the text of a live request as complete; ignored if it has ended."""
-        self._tell(EndText(self.request_id))
+        self._send_unless_ended(EndText(self.request_id))
 
     def cancel(self) -> None:
         """End the request with the reason `cancelled`, after the audio already made; ignored if it has ended."""
-        self._tell(Cancel(self.request_id))
+        self._send_unless_ended(Cancel(self.request_id))
 
     async def aclose(self) -> None:
         """Close the stream and cancel the request, without waiting. Its id is free once the engine has ended it."""
@@ -143,7 +143,7 @@ class RequestStream:
         if self._on_end is not None:
             self._on_end()
 
-    def _tell(self, message: ToEngine) -> None:
+    def _send_unless_ended(self, message: ToEngine) -> None:
         if not self.is_ended:
             self._send(message)
 
@@ -172,7 +172,7 @@ VoiceSource = Callable[[str], Awaitable[bytes]]
 
 
 async def _no_voices(digest: str) -> bytes:
-    raise UnknownVoice("voice", digest, "no voices are kept here")
+    raise UnknownVoice("voice", digest, "no voices are stored here")
 
 
 class EngineClient(SupervisedEngine):

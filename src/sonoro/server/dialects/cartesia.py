@@ -108,9 +108,9 @@ class _Messages:
         return [self.message("chunk", 206, data=data, step_time=step_ms)] if audio else []
 
     def times(self, times: CharacterTimes, *, is_last: bool) -> list[dict[str, Any]]:
-        words, starts, ends = self._words.tell(times, is_last=is_last) if self._words else ([], [], [])
-        told = {"words": words, "start": starts, "end": ends}
-        return [self.message("timestamps", 206, word_timestamps=told)] if words else []
+        words, starts, ends = self._words.add(times, is_last=is_last) if self._words else ([], [], [])
+        columns = {"words": words, "start": starts, "end": ends}
+        return [self.message("timestamps", 206, word_timestamps=columns)] if words else []
 
     def error(self, refused: Refusal, request_id: str) -> dict[str, Any]:
         return {**_error(refused, request_id), "context_id": self._name}
@@ -129,8 +129,8 @@ class _Events(TimedBody):
         self._messages = _Messages(said.context_id or "", has_words=bool(said.add_timestamps))
 
     def line(self, audio: bytes, times: CharacterTimes, *, is_last: bool) -> bytes:
-        told = [*self._messages.audio(audio), *self._messages.times(times, is_last=is_last)]
-        return b"".join(map(self._event, [*told, self._messages.message("done", 200)] if is_last else told))
+        messages = [*self._messages.audio(audio), *self._messages.times(times, is_last=is_last)]
+        return b"".join(map(self._event, [*messages, self._messages.message("done", 200)] if is_last else messages))
 
     def failure(self, refused: Refusal) -> bytes:
         return self._event(self._messages.error(refused, ""))

@@ -65,9 +65,9 @@ class Query(Message):
 
 def _refusal(refused: Refusal, request_id: str) -> Response:
     code, message = str(refused.error["code"]), str(refused.error["message"])
-    told = " ".join(message.encode("ascii", "backslashreplace").decode().split())[:200]
+    shown = " ".join(message.encode("ascii", "backslashreplace").decode().split())[:200]
     body = {"err_code": code.upper(), "err_msg": message, "request_id": request_id}
-    return JSONResponse(body, refused.status, {**refused.headers, "dg-error": told})
+    return JSONResponse(body, refused.status, {**refused.headers, "dg-error": shown})
 
 
 class _Session(DialectSession):

@@ -168,11 +168,11 @@ class _Session(DialectSession):
             context.wire = from_s + at[-1] / 1000, characters[-1]
             durations = [until - since for since, until in pairwise(at)]
             shown = {"chars": characters, "charStartTimesMs": at[:-1], "charDurationsMs": durations}
-        told = {"audio": base64.b64encode(audio).decode(), "alignment": shown, "normalizedAlignment": shown}
-        await self._say(context.name, isFinal=None, **told)
+        fields = {"audio": base64.b64encode(audio).decode(), "alignment": shown, "normalizedAlignment": shown}
+        await self._say(context.name, isFinal=None, **fields)
 
     async def on_failure(self, context: Context, error: SonoroError) -> None:
-        await self._tell(context.name, error)
+        await self._send_error(context.name, error)
 
     async def on_end(self, context: Context) -> None:
         if self._is_multi or not context.has_failed:
@@ -180,13 +180,13 @@ class _Session(DialectSession):
 
     async def refuse(self, error: SonoroError, request_id: str | None = None) -> None:
         name, context = self._name, self.contexts.get(self._name)
-        await self._tell(name, error)
+        await self._send_error(name, error)
         if context is not None:
             context.cancel()
         elif self._is_multi and name is not None:
             await self._say(name, isFinal=True, audio=None)
 
-    async def _tell(self, name: str | None, error: SonoroError) -> None:
+    async def _send_error(self, name: str | None, error: SonoroError) -> None:
         """Send `error`. With a single context it ends the session, so the client reads the error last."""
         message = refusal(error).error["message"]
         await self._say(name, error=message, message=message)

@@ -121,14 +121,14 @@ class OmniSession(OtherSession):
         index, self._index, self._text = self._index, self._index + 1, ""
         await super().send_event("session.done", utterance_index=index, total_sentences=sentences)
 
-    async def _tell(self, event: str, **fields: Any) -> None:
+    async def _send_sentence_event(self, event: str, **fields: Any) -> None:
         await super().send_event(event, utterance_index=self._index, sentence_index=0, **fields)
 
     async def send_event(self, event: str, **fields: Any) -> None:
         if event == "audio.start":
             self._rate = fields["sample_rate"]
             facts = {"sentence_text": self._text, "word_timestamps": self._config.word_timestamps}
-            await self._tell(event, format=fields["format"], sample_rate=self._rate, **facts)
+            await self._send_sentence_event(event, format=fields["format"], sample_rate=self._rate, **facts)
         elif event == "audio.done":
             if self._held:
                 await self.send(bytes(self._held))
@@ -137,29 +137,29 @@ class OmniSession(OtherSession):
                 words = [
                     dict(zip(names, (w, round(1000 * a), round(1000 * b)), strict=True)) for w, a, b in self._words
                 ]
-                await self._tell_chunk(b"", self._timeline.audio_s, words)
+                await self._send_chunk(b"", self._timeline.audio_s, words)
             names = ("words", "word_start_times_seconds", "word_end_times_seconds")
             aligned = {name: [word[column] for word in self._words] for column, name in enumerate(names)}
             further = {"timestamp_info": {"word_alignment": aligned}} if self._config.timestamp_type == "word" else {}
-            await self._tell(event, total_bytes=self._total_bytes, error=False, **further)
+            await self._send_sentence_event(event, total_bytes=self._total_bytes, error=False, **further)
 
     async def send_audio(self, audio: bytes, source: AudioChunk | Finished) -> None:
         start_s = self._timeline.audio_s
-        told = self._timeline.tell(self._text, source)
-        times = self._times.tell(told, is_last=isinstance(source, Finished))
+        characters = self._timeline.add(self._text, source)
+        times = self._times.add(characters, is_last=isinstance(source, Finished))
         self._words += zip(*times, strict=True)
         self._total_bytes += len(audio)
         if self._config.word_timestamps and audio:
-            await self._tell_chunk(audio, start_s, None)
+            await self._send_chunk(audio, start_s, None)
         elif self._config.stream_audio and audio:
             await self.send(audio)
         else:
             self._held += audio
 
-    async def _tell_chunk(self, audio: bytes, start_s: float, words: list[dict[str, Any]] | None) -> None:
+    async def _send_chunk(self, audio: bytes, start_s: float, words: list[dict[str, Any]] | None) -> None:
         span = {"chunk_start_ms": round(1000 * start_s), "chunk_end_ms": round(1000 * self._timeline.audio_s)}
         data = {"audio_b64": base64.b64encode(audio).decode(), "timestamps": words, "sample_rate": self._rate}
-        await self._tell("audio.chunk", chunk_id=self._chunks, **span, **data)
+        await self._send_sentence_event("audio.chunk", chunk_id=self._chunks, **span, **data)
         self._chunks += 1
 
     async def refuse(self, error: SonoroError, request_id: str | None = None) -> None:
