@@ -25,11 +25,9 @@ _OTHERS = (
 
 @dataclass(frozen=True)
 class Target:
-    """The server, and how requests to it are made.
+    """The server, and how requests to it are made: options of `sonoro bench serve`. Raises `ConfigError`.
 
-    `url`: of the server, of its API (ending in a version such as `/v1`) or of its speech endpoint. `model`: None is the
-    first that the server lists. `extra`: fields that override ours in the body; null removes one. `sample_rate`: of
-    responses that name none. `timeout_s`: for a whole response. Raises `ConfigError` naming the field.
+    `url` is that of the server, of its API (ending in a version such as `/v1`) or of its speech endpoint.
     """
 
     url: str

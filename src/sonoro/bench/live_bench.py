@@ -37,9 +37,8 @@ _BARGE_IN_TEXTS = 8
 
 @dataclass(frozen=True)
 class LiveBench(LoadBench):
-    """Settings of a run: `requests` texts are each sent whole over HTTP and live, in turn; then `barge_ins` longer ones
-    are cancelled at their first audio. `warm_up` requests before each do not count. Live text is sent word by word,
-    every `word_ms`. Raises `ConfigError` naming the field."""
+    """The options of `sonoro bench live`. Texts are sent whole over HTTP and live, in turn; then longer ones are
+    cancelled at their first audio. Raises `ConfigError`."""
 
     requests: int = 50
     barge_ins: int = 20

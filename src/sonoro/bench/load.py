@@ -38,11 +38,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LoadBench:
-    """Settings that all loads on a server share. Raises `ConfigError` naming the field.
-
-    `dataset` as in `sonoro.bench.dataset.prompts`. `frames`: range of a request's random length in frames, for servers
-    that know these fields. `facts`: known values of `FACTS`. `out` is written as soon as there is a result.
-    """
+    """The options that all loads on a server share; `facts` are values of `FACTS`. Raises `ConfigError`."""
 
     target: Target
     seed: int = 0
@@ -74,13 +70,7 @@ _NO_SETTINGS = ("target", "speaker", "facts", "out", "commit")
 
 @dataclass(frozen=True)
 class ServeBench(LoadBench):
-    """A load on a server: `rps`, rates of an open loop, or `concurrency`, clients of a closed loop, one level after
-    another. A level lasts `warm_up_s`, which does not count, plus `duration_s`, one for all or one for each.
-
-    `ref`, `ref_text`, `x_vector_only` as in `sonoro.bench.dataset.cloned`. `speaker`: the client class. `processes`:
-    client processes; 0 chooses by load and cores. `max_queue_wait_ms`: three rates are judged as before, during and
-    after an overload.
-    """
+    """The options of `sonoro bench serve`; `speaker` is the class of clients. `warm_up_s` come before `duration_s`."""
 
     rps: tuple[float, ...] = ()
     concurrency: tuple[int, ...] = ()

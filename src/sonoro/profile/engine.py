@@ -27,14 +27,7 @@ _BYTES_PER_SAMPLE = 2
 
 @dataclass(frozen=True)
 class EngineBench(Launched):
-    """Settings of a run.
-
-    `concurrency`: numbers of clients, one level after another. `frames`: range of a request's random length in frames.
-    Without a `config` there are as many slots as clients; `slots` and `is_eager` override it. A level lasts
-    `duration_s`, of which the first `warm_up_s` do not count.
-
-    Raises `ConfigError` naming the field, also if `concurrency` exceeds the slots.
-    """
+    """The options of `sonoro bench engine`; `slots` and `is_eager` override `config`. Raises `ConfigError`."""
 
     concurrency: tuple[int, ...] = (1, 8, 32, 64, 128, 256)
     frames: tuple[int, int] = (30, 90)

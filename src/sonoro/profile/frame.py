@@ -53,9 +53,7 @@ _STAGED_TOKENS = 2048
 
 @dataclass(frozen=True)
 class FrameBench(Subject):
-    """Settings of a run. `batch`: batch sizes. `context`: positions attended to, at the middle of the timed frames.
-    `is_eager` times eager launches only, as on a CPU. Raises `ConfigError` naming the field.
-    """
+    """The options of `sonoro bench frame`; `context` is that of the middle frame. Raises `ConfigError`."""
 
     batch: tuple[int, ...] = (1, 8, 32, 64, 128, 256)
     context: int = 512

@@ -18,11 +18,7 @@ _REFERENCE_S = 3
 
 @dataclass(frozen=True)
 class Subject:
-    """The model to measure, with the arguments of `sonoro.models.registry.load`, and where results go.
-
-    `quantization` None takes the configuration's. `out` is written after every result. `commit` names the code if there
-    is no git checkout.
-    """
+    """The model to measure, as `sonoro.models.registry.load` takes it, and the file written after every result."""
 
     model: str | None = None
     load_format: str = "auto"

@@ -75,8 +75,7 @@ class Bench(Protocol):
 
 @dataclass(frozen=True)
 class TuneSettings:
-    """What to measure: weight `shapes` ([N, K], is gated), all known ones if empty, in bfloat16 or `quantization`.
-    `out`: the file; None is in the user's cache."""
+    """The options of `sonoro tune`; a shape is [N, K], and whether it is gated."""
 
     shapes: tuple[tuple[tuple[int, int], bool], ...] = ()
     out: Path | None = None

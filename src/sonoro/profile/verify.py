@@ -63,9 +63,7 @@ CONFIG = EngineConfig(
 
 @dataclass(frozen=True)
 class Verification(Subject):
-    """What to verify. `reference`: an interpreter with the official package. `out`: the report's file, with audio files
-    beside it; None is `verify-<model>.json` in the current folder.
-    """
+    """The options of `sonoro verify`."""
 
     codec_dtype: str = "auto"
     reference: str | None = None
