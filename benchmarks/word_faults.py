@@ -114,7 +114,7 @@ class Bench:
 
         words.clock.tracker.add = noted  # type: ignore[method-assign]
         for frame, looked in enumerate(self._attention(prompt, pointing, codes), start=1):
-            words.see(looked, frame)
+            words.add_attention(looked, frame)
         words.clock.finish()
         last = words.clock.words[-1].last
         tracker = words.clock.tracker

@@ -210,10 +210,10 @@ def test_a_word_that_is_spelled_out_over_two_segments_is_told_once() -> None:
         for frame in range(tokens):
             looked = np.zeros((len(model.word_heads.places), 512), np.float32)
             looked[:, frame] = 1.0
-            words.see(looked, frame + 1)
-        words.hear(np.full(1920 * tokens, 9000, "<i2").tobytes())
+            words.add_attention(looked, frame + 1)
+        words.add_audio(np.full(1920 * tokens, 9000, "<i2").tobytes())
         words.end()
-    assert [(word.start, word.end) for word in words.told] == word_spans(text)
+    assert [(word.start, word.end) for word in words.timed] == word_spans(text)
 
 
 def test_a_fault_names_the_text_of_its_segment_as_it_was_written() -> None:
@@ -248,11 +248,11 @@ def test_words_of_a_segment_of_more_tokens_than_are_watched_have_no_times() -> N
     words.begin(Segment(SpokenText(text), 0, len(text)), model.word_heads.text_first, 0.0)
     assert words.columns > MOST_COLUMNS
     for frame in (1, 2):
-        words.see(np.ones((1, MOST_COLUMNS), np.float32), frame)
-        words.hear(np.full(800, 9000, "<i2").tobytes())
+        words.add_attention(np.ones((1, MOST_COLUMNS), np.float32), frame)
+        words.add_audio(np.full(800, 9000, "<i2").tobytes())
     assert words.columns == 0
     words.end()
-    assert words.told == []
+    assert words.timed == []
 
 
 def test_who_asks_for_words_hears_the_first_packet_no_later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,13 +264,13 @@ def test_who_asks_for_words_hears_the_first_packet_no_later(monkeypatch: pytest.
     words.begin(Segment(SpokenText("one two"), 0, 7), model.word_heads.text_first, 0.0)
     assert words.columns >= 7
     looked = np.eye(1, words.columns, dtype=np.float32)
-    words.see(looked, 1)
-    words.hear(np.full(800, 9000, "<i2").tobytes())
+    words.add_attention(looked, 1)
+    words.add_audio(np.full(800, 9000, "<i2").tobytes())
     assert (words.take(), read) == ((), [])
-    words.see(looked, 2)
+    words.add_attention(looked, 2)
     assert read == ["one two"]
     words.end()
-    assert [word.text for word in words.told] == ["one", "two"]
+    assert [word.text for word in words.timed] == ["one", "two"]
 
 
 def test_a_text_whose_words_cannot_be_found_fails_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:

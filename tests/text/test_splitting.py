@@ -124,15 +124,15 @@ def test_spoken_length_counts_what_takes_long() -> None:
 
 def test_frames_bound_is_generous_and_grows_with_the_text() -> None:
     frame_s = 0.08
-    assert frames_bound("Hi.", "english", frame_s) == MIN_BOUND_S / frame_s + 0.5
+    assert frames_bound("Hi.", frame_s) == MIN_BOUND_S / frame_s + 0.5
     sentence = "the birch canoe slid on the smooth planks. " * 5
     # Ordinary speech runs at 15 letters a second; the bound allows three times that.
     ordinary = len(sentence) / 15 / frame_s
-    assert 2.9 * ordinary < frames_bound(sentence, "english", frame_s) < 3.1 * ordinary
+    assert 2.9 * ordinary < frames_bound(sentence, frame_s) < 3.1 * ordinary
     # Mandarin runs at 4 to 5 syllables a second.
     chinese = "今天天气很好" * 10
-    assert 2.3 * len(chinese) / 4.5 < frames_bound(chinese, "chinese", frame_s) * frame_s < 3 * len(chinese) / 4.5
-    assert frames_bound(sentence, "english", 0.01) == pytest.approx(SECONDS_PER_LETTER * len(sentence) / 0.01, rel=0.02)
+    assert 2.3 * len(chinese) / 4.5 < frames_bound(chinese, frame_s) * frame_s < 3 * len(chinese) / 4.5
+    assert frames_bound(sentence, 0.01) == pytest.approx(SECONDS_PER_LETTER * len(sentence) / 0.01, rel=0.02)
 
 
 SENTENCES = ["The first one is here. ", "Another comes after it. ", "And a third!"]

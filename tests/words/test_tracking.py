@@ -78,7 +78,7 @@ def test_words_begin_where_attention_moves_on_and_pauses_are_where_it_is_silent(
     for frame, share in enumerate(attention([0.0, 5.0, 7.4, 10.0, 12.5, 17.0], 18)):
         clock.tracker.add(share)
         step = round(FRAME_S * RATE) * 2
-        clock.hear(audio[frame * step : (frame + 1) * step])
+        clock.add_audio(audio[frame * step : (frame + 1) * step])
         told.append(clock.take(TEXT))
     clock.finish()
     told.append(clock.take(TEXT))
@@ -94,7 +94,7 @@ def test_a_head_that_reads_ahead_by_tokens_gives_the_same_times() -> None:
     ahead = attention([0.0, *np.interp(np.arange(1, 8) - 1.5, np.arange(6), [0.0, 5.0, 7.4, 10.0, 12.5, 17.0])], 18)
     clock = SegmentClock(Pointing(layer=0, head=0, shift=1.5, ramp=1.0), FRAME_S, RATE)
     clock.words = WORDS
-    clock.hear(sound((0.1, 0), (0.3, 9000), (0.2, 3), (0.68, 9000), (0.16, 20)))
+    clock.add_audio(sound((0.1, 0), (0.3, 9000), (0.2, 3), (0.68, 9000), (0.16, 20)))
     for share in ahead:
         clock.tracker.add(share)
     clock.finish()
@@ -106,7 +106,7 @@ def test_a_head_that_reads_ahead_by_tokens_gives_the_same_times() -> None:
 def test_words_that_are_never_reached_end_with_the_sound_and_times_never_fall() -> None:
     clock = SegmentClock(Pointing(layer=0, head=0), FRAME_S, RATE)
     clock.words = WORDS
-    clock.hear(sound((0.4, 9000)))
+    clock.add_audio(sound((0.4, 9000)))
     for share in attention([0.0, 2.0, 9.0, 9.0, 9.0], 5):
         clock.tracker.add(share)
     clock.finish()
@@ -128,7 +128,7 @@ def test_a_segment_without_sound_or_attention_tells_words_of_no_time() -> None:
 def test_the_first_word_begins_as_long_before_it_is_noticed_as_was_measured() -> None:
     clock = SegmentClock(Pointing(layer=0, head=0, onset_s=-0.03), FRAME_S, RATE)
     clock.words = WORDS[:1]
-    clock.hear(sound((0.1, 0), (0.3, 9000)))
+    clock.add_audio(sound((0.1, 0), (0.3, 9000)))
     clock.finish()
     assert clock.take(TEXT)[0].start_s == pytest.approx(0.07)
 
@@ -137,7 +137,7 @@ def told_of(*sounds: tuple[float, int], finish: bool = True) -> list[tuple[float
     """When three words without a mark between them are told, whose attention moves on at .4 and .8 s."""
     clock = SegmentClock(Pointing(layer=0, head=0), FRAME_S, RATE)
     clock.words = [SpokenWord(0, 2, 0, 1), SpokenWord(4, 6, 1, 2), SpokenWord(7, 11, 2, 3)]
-    clock.hear(sound(*sounds))
+    clock.add_audio(sound(*sounds))
     for share in attention([0.0, 5.0, 10.0], 25):
         clock.tracker.add(share)
     if finish:
@@ -197,7 +197,7 @@ def test_of_what_is_broken_off_the_words_that_have_begun_are_told() -> None:
     clock.words = WORDS
     for share in looks((0, 12)):
         clock.tracker.add(share)
-    clock.hear(sound((0.9, 9000)))
+    clock.add_audio(sound((0.9, 9000)))
     assert [word.start for word in clock.take(TEXT)] == [0]
     clock.stop()
     told = [(word.start, word.start_s) for word in clock.take(TEXT)]

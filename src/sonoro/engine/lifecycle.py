@@ -46,7 +46,7 @@ class Output:
         """
         progress = request.progress
         if request.words is not None and attention is not None and length > progress.length:
-            request.words.see(attention, length)
+            request.words.add_attention(attention, length)
         progress.length, progress.is_done = length, is_over or length >= progress.limit
         if request.retry is not None:
             request.retry.watch(self._spec.frame_s, is_over=is_over)
@@ -64,7 +64,7 @@ class Output:
         self._count_broken(request, int(decoded.broken[at]))
         pcm = decoded.pcm_of(at, count)
         if request.words is not None:
-            request.words.hear(pcm)
+            request.words.add_audio(pcm)
         if request.audio_frames + progress.held_frames == 0:
             pcm = pcm[2 * self._spec.lead_in :]
         progress.held.append((pcm, count))

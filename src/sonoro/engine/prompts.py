@@ -144,7 +144,7 @@ class Prompts:
         if request.params.max_frames is not None:
             most = request.params.max_frames - request.frames_before
         elif segment.is_whole and self._config.bounds_by_text:
-            most = frames_bound(segment.text, request.params.language or "auto", self._spec.frame_s)
+            most = frames_bound(segment.text, self._spec.frame_s)
         elif segment.is_whole:
             most = self._max_frames
         else:
@@ -155,7 +155,7 @@ class Prompts:
         """Expected frames of `segment`; its limit if its text is not complete or EOS is ignored."""
         if request.params.ignore_eos or not segment.is_whole:
             return request.progress.limit
-        return frames_expected(segment.text, request.params.language or "auto", self._spec.frame_s)
+        return frames_expected(segment.text, self._spec.frame_s)
 
     def _check_text_ids(self, segment: Segment, count: int) -> None:
         if count > self._max_text:

@@ -282,7 +282,7 @@ def _begun(model: Any, request: SpeechRequest) -> _Spoken:
     [segment] = model.segments(text, request.language)
     tokens = model.token_spans(segment.text)
     words = spoken_words(word_spans(text), segment.text, segment.origins, tokens)
-    most = min(frames_bound(segment.text, request.language or "auto", spec.frame_s), spec.max_frames, _MOST_FRAMES)
+    most = min(frames_bound(segment.text, spec.frame_s), spec.max_frames, _MOST_FRAMES)
     limited = msgspec.structs.replace(request, max_frames=most)
     prompt = model.prepare(limited, segment.text, 0, (), None)
     return _Spoken(prompt, model.text_start(prompt), words, len(tokens))

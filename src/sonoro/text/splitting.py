@@ -158,15 +158,13 @@ def spoken_length(text: str) -> int:
     return len(text) + (_LONG - 1) * len(_LONG_CHARACTER.findall(text))
 
 
-def frames_bound(text: str, language: str, frame_s: float) -> int:
-    """Frames after which speaking `text` is a runaway: .2 s per letter of `spoken_length`, 5 s at least.
-
-    `language` makes no difference: the script decides."""
+def frames_bound(text: str, frame_s: float) -> int:
+    """Frames after which speaking `text` is a runaway: .2 s per letter of `spoken_length`, 5 s at least."""
     return math.ceil(max(MIN_BOUND_S, SECONDS_PER_LETTER * spoken_length(text)) / frame_s)
 
 
-def frames_expected(text: str, language: str, frame_s: float) -> int:
-    """Frames that `text` takes in ordinary speech, plus a second. Arguments as for `frames_bound`."""
+def frames_expected(text: str, frame_s: float) -> int:
+    """Frames that `text` takes in ordinary speech, plus a second."""
     return math.ceil((1.0 + spoken_length(text) / LETTERS_PER_S) / frame_s)
 
 

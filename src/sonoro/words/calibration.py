@@ -83,12 +83,12 @@ def judge(
         _positions(clock, pace) - [word.first for word in reading.words]
         for reading, clock, pace in zip(readings, clocks, paces, strict=True)
     ])))  # fmt: skip
-    told = [_times(reading, clock, shift) for reading, clock in zip(readings, clocks, strict=True)]
-    late = np.concatenate([times - pace for times, pace in zip(told, paces, strict=True)])
+    starts_s = [_times(reading, clock, shift) for reading, clock in zip(readings, clocks, strict=True)]
+    late = np.concatenate([start_s - pace for start_s, pace in zip(starts_s, paces, strict=True)])
     paused = [
         ahead
-        for reading, clock, times in zip(readings, clocks, told, strict=True)
-        for ahead in _at_pauses(reading, clock, times, sample_rate)
+        for reading, clock, start_s in zip(readings, clocks, starts_s, strict=True)
+        for ahead in _at_pauses(reading, clock, start_s, sample_rate)
     ]
     return Candidate(
         *place,
@@ -135,7 +135,7 @@ def _times(reading: Reading, clock: npt.NDArray[np.float64], shift: float) -> np
 
 
 def _at_pauses(
-    reading: Reading, clock: npt.NDArray[np.float64], told: npt.NDArray[np.float64], sample_rate: int
+    reading: Reading, clock: npt.NDArray[np.float64], start_s: npt.NDArray[np.float64], sample_rate: int
 ) -> list[float]:
     """Tokens that the attention is ahead when the sound resumes after each pause at punctuation."""
     peaks = loudness(reading.pcm, sample_rate)
@@ -145,7 +145,7 @@ def _at_pauses(
         word = reading.words[number]
         if word.first <= reading.words[number - 1].last or (reading.along and word.first < _RAMP):
             continue
-        low, high = (max(0, round((told[number] + side) / STEP_S)) for side in (-_AROUND_S, _AROUND_S))
+        low, high = (max(0, round((start_s[number] + side) / STEP_S)) for side in (-_AROUND_S, _AROUND_S))
         edges = np.flatnonzero(np.diff(np.concatenate([[0], quiet[low:high].astype(np.int8), [0]])))
         stretches = [(end - begin, low + end) for begin, end in zip(edges[::2], edges[1::2], strict=True)]
         length, end = max(stretches, default=(0, 0))

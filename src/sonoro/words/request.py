@@ -39,14 +39,14 @@ class FollowsText(Protocol):
 class RequestWords:
     """The word times of a request's `text`, which may grow by `append`; `begin` starts each attempt at a segment.
 
-    `told` are the words with final times, in order; `take` returns those that playback has reached. `clock` times the
+    `timed` are the words with final times, in order; `take` returns those that playback has reached. `clock` times the
     current attempt: None after its end, or if no head follows its text. `fault` is the fault of the segment that ended
     last, `faults` all that were noted. Unless a segment's text is live, its attention and audio are only kept until its
     first audio is on its way, so that asking for words does not delay the first packet.
     """
 
     def __init__(self, model: FollowsText, spec: ModelSpec, text: str) -> None:
-        self.text, self.told = text, list[Word]()
+        self.text, self.timed = text, list[Word]()
         self.fault: FaultKind | None = None
         self.faults: list[Fault] = []
         self._broken: tuple[FaultKind, int, int] | None = None
@@ -60,7 +60,7 @@ class RequestWords:
         self._is_deferred = False
         self._segment: Segment | None = None
         self._tokens = self._known = self._column = self._columns = 0
-        self._told_before = self._handed = 0
+        self._timed_before = self._reported = 0
         self._start = self._end = 0
         """Where the segment starts and ends in the text."""
 
@@ -74,8 +74,8 @@ class RequestWords:
         Without `pointing`, a head that follows the text, its words get no times.
         """
         if segment is self._segment:
-            del self.told[self._told_before :]
-        self._segment, self._told_before, self._clock, self.fault = segment, len(self.told), None, None
+            del self.timed[self._timed_before :]
+        self._segment, self._timed_before, self._clock, self.fault = segment, len(self.timed), None, None
         self._broken, self._ended, self._kept = None, None, []
         if pointing is None:
             return
@@ -100,7 +100,7 @@ class RequestWords:
         beyond = int(self._pointing.shift) + _BEYOND if self._pointing.shift > 1 else 0
         return 0 if self._clock is None else max(self._tokens + beyond, 1)
 
-    def see(self, attention: npt.NDArray[np.float32], frames: int) -> None:
+    def add_attention(self, attention: npt.NDArray[np.float32], frames: int) -> None:
         """Take the attention [H, W] of the segment's frame number `frames` (from 1) to its first W text positions."""
         if self._clock is not None:
             self._keep((attention[self._column].copy(), frames))
@@ -118,8 +118,8 @@ class RequestWords:
             self._map(self._clock, self._segment)
         for one in kept:
             if self._clock is not None and isinstance(one, bytes):
-                self._clock.hear(one)
-                self.told += self._clock.take(self.text)
+                self._clock.add_audio(one)
+                self.timed += self._clock.take(self.text)
             elif self._clock is not None and not isinstance(one, bytes):
                 self._look(self._clock, *one)
 
@@ -139,7 +139,7 @@ class RequestWords:
             shares = np.pad(shares, (0, self._columns - len(shares)))
         clock.tracker.add(shares)
 
-    def hear(self, pcm: bytes) -> None:
+    def add_audio(self, pcm: bytes) -> None:
         """Take the segment's next audio, PCM16."""
         if self._clock is not None:
             self._keep(pcm)
@@ -151,19 +151,19 @@ class RequestWords:
             self._map(clock, self._segment)
             clock.finish()
             self.fault = clock.fault if self._broken is None else self._broken[0]
-            self.told += clock.take(self.text)
+            self.timed += clock.take(self.text)
             self._clock, self._ended = None, clock
 
     def stop(self) -> None:
         """End a cancelled segment: the words that have begun become final."""
         if (clock := self.clock) is not None:
             clock.stop()
-            self.told += clock.take(self.text)
+            self.timed += clock.take(self.text)
             self._clock = None
 
     def drop(self) -> None:
         """Take back the words of the segment that ended: its audio is not sent, so they are not reached."""
-        del self.told[max(self._handed, self._told_before) :]
+        del self.timed[max(self._reported, self._timed_before) :]
         self.fault = "unreached"
 
     def break_off(self, trouble: Trouble) -> Segment | None:
@@ -190,8 +190,8 @@ class RequestWords:
         self._broken = trouble.kind, self._end, word.start
         at, _ = self._model.token_spans(segment.text)[int(word.first)]
         rest = segment.cut(at, word.start)
-        kept = max(self._handed, self._told_before)
-        self.told[kept:] = [told for told in self.told[kept:] if told.end <= word.start]
+        kept = max(self._reported, self._timed_before)
+        self.timed[kept:] = [timed for timed in self.timed[kept:] if timed.end <= word.start]
         return rest
 
     def note_fault(self, attempt: int, *, spoken_again: bool) -> None:
@@ -211,10 +211,10 @@ class RequestWords:
 
     def take(self, until_s: float | None = None) -> tuple[Word, ...]:
         """The final words not returned before that begin before `until_s`, or all of them."""
-        end = self._handed
-        while end < len(self.told) and (until_s is None or self.told[end].start_s < until_s):
+        end = self._reported
+        while end < len(self.timed) and (until_s is None or self.timed[end].start_s < until_s):
             end += 1
-        taken, self._handed = self.told[self._handed : end], end
+        taken, self._reported = self.timed[self._reported : end], end
         return tuple(taken)
 
     def _map(self, clock: SegmentClock, segment: Segment) -> None:
@@ -229,5 +229,5 @@ class RequestWords:
         self._tokens = len(tokens)
         found = spoken_words(words, segment.text, origins, tokens)
         # A word that spans two segments, such as a long number, was reported with the first.
-        told_to = self.told[self._told_before - 1].end if self._told_before else 0
-        clock.words = [word for word in found if word.start >= told_to]
+        timed_to = self.timed[self._timed_before - 1].end if self._timed_before else 0
+        clock.words = [word for word in found if word.start >= timed_to]

@@ -50,7 +50,7 @@ _IN_PHRASE = (0.1, 0.15)
 punctuation, and elsewhere, where a stop within a word may also take .1 s."""
 
 _LONGEST_WAIT_S = 0.32
-"""How much longer to wait for the end of a pause before its words are told."""
+"""How much longer to wait for the end of a pause before its words are reported."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -246,7 +246,7 @@ class SegmentClock:
     """Tells when the words of one segment, which starts at `begins_s`, are spoken, as soon as they are certain.
 
     `frame_s` is the length of a frame. `words` may be replaced by a longer list while live text arrives; words that
-    were told must stay."""
+    were reported must stay."""
 
     def __init__(self, pointing: Pointing, frame_s: float, sample_rate: int, begins_s: float = 0.0) -> None:
         self.words: Sequence[SpokenWord] = ()
@@ -255,11 +255,11 @@ class SegmentClock:
         self._sample_rate = sample_rate
         self._rest = b""
         self._peaks: list[int] = []
-        self._told = 0
+        self._reported = 0
         self._latest_s = 0.0
         self._is_over = False
 
-    def hear(self, pcm: bytes) -> None:
+    def add_audio(self, pcm: bytes) -> None:
         """Add the segment's next audio, PCM16."""
         self._rest += pcm
         peaks = loudness(self._rest, self._sample_rate)
@@ -272,12 +272,12 @@ class SegmentClock:
         self._is_over = True
 
     def stop(self) -> None:
-        """Break the segment off: only words that have begun in the audio heard so far will be told."""
+        """Break the segment off: only words that have begun in the audio so far will be reported."""
         begun = sum(
-            self._pointing.position(word.first) <= self.tracker.reached and self._at(word.first) < self._heard_s
+            self._pointing.position(word.first) <= self.tracker.reached and self._at(word.first) < self._audio_s
             for word in self.words
         )
-        self.words = self.words[: max(begun, self._told)]
+        self.words = self.words[: max(begun, self._reported)]
         self.finish()
 
     @property
@@ -326,14 +326,14 @@ class SegmentClock:
         """The words of `text` that have become certain since the last call: a word, with its end, once the next one has
         begun; after `finish` all that remain. `words` are spans of `text`."""
         made = []
-        while self._told < len(self.words):
-            word = self.words[self._told]
-            after = self.words[self._told + 1] if self._told + 1 < len(self.words) else None
+        while self._reported < len(self.words):
+            word = self.words[self._reported]
+            after = self.words[self._reported + 1] if self._reported + 1 < len(self.words) else None
             times = self._times(word, after)
             if times is None:
                 break
             start_s, end_s, self._latest_s = times
-            self._told += 1
+            self._reported += 1
             made.append(
                 Word(
                     text=text[word.start : word.end],
@@ -347,7 +347,7 @@ class SegmentClock:
         return made
 
     @property
-    def _heard_s(self) -> float:
+    def _audio_s(self) -> float:
         return len(self._peaks) * STEP_S
 
     def _times(self, word: SpokenWord, after: SpokenWord | None) -> tuple[float, float, float] | None:
@@ -356,9 +356,9 @@ class SegmentClock:
             # The last word's end is known only at the end; others' once the next word is reached.
             if after is None or self.tracker.reached < self._pointing.position(after.first):
                 return None
-            if self._heard_s < self._at(after.first) + _AT_MARK[1]:
+            if self._audio_s < self._at(after.first) + _AT_MARK[1]:
                 return None
-        start_s = self._latest_s if self._told else self._onset_s()
+        start_s = self._latest_s if self._reported else self._onset_s()
         if after is None:
             end_s = max(start_s, self._last_sound_s())
             return start_s, end_s, end_s
@@ -384,7 +384,7 @@ class SegmentClock:
 
     def _inside(self, at_s: float) -> float:
         at_s = max(at_s, 0.0)
-        return min(at_s, self._heard_s) if self._is_over else at_s
+        return min(at_s, self._audio_s) if self._is_over else at_s
 
     @property
     def _peak(self) -> int:
