@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import os
 import subprocess
 import sys
@@ -13,9 +12,9 @@ from asyncio.subprocess import Process
 from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
-from sonoro.core.errors import ConfigError
+from sonoro.core.config import Settings, setting
 from sonoro.core.logs import Outlet
 from sonoro.core.types import ModelSpec
 from sonoro.transport.messages import Ready
@@ -26,34 +25,24 @@ _CODE = f"import gc; gc.disable(); from {MODULE} import main; main()"
 """Imported objects stay, so garbage collection is off meanwhile: that saves a sixth of the time of the imports."""
 
 
+def _seconds(default: float, help: str) -> Any:
+    return setting(default, help, 1e-3, 1e9)
+
+
 @dataclass(frozen=True)
-class Limits:
-    """Timeouts of an engine client, in seconds, and its limit of restarts.
+class Limits(Settings):
+    """Timeouts of an engine client, in seconds, and its limit of restarts. Raises `ConfigError`."""
 
-    `ready_timeout_s`: from start to ready, a download included. `accept_timeout_s`: how long a request waits for an
-    engine that is starting. An engine is pinged every `ping_interval_s`: after `hang_s` of silence it is not ready
-    until it answers, after `answer_timeout_s` it is replaced. `slow_reader_timeout_s`: a request whose full queue is
-    not read for that long is cancelled. `shutdown_timeout_s`: how long a process may take to exit. `max_restarts`:
-    replacements within `restart_window_s`; after one more crash the client is closed. `queue_s`: seconds of audio in a
-    request's queue at which the request is paused.
-    """
-
-    ready_timeout_s: float = 900.0
-    accept_timeout_s: float = 60.0
-    ping_interval_s: float = 1.0
-    hang_s: float = 5.0
-    answer_timeout_s: float = 60.0
-    slow_reader_timeout_s: float = 60.0
-    shutdown_timeout_s: float = 5.0
-    max_restarts: int = 3
-    restart_window_s: float = 600.0
-    queue_s: float = 10.0
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value, low = getattr(self, field.name), 0 if field.name == "max_restarts" else 1e-3
-            if not low <= value < float("inf"):
-                raise ConfigError(field.name, value, f"it must be finite and at least {low:g}")
+    ready_timeout_s: float = _seconds(900.0, "from start to ready, a download included")
+    accept_timeout_s: float = _seconds(60.0, "how long a request waits for an engine that is starting")
+    ping_interval_s: float = _seconds(1.0, "time between two pings of an engine")
+    hang_s: float = _seconds(5.0, "silence after which an engine is not ready until it answers")
+    answer_timeout_s: float = _seconds(60.0, "silence after which an engine is replaced")
+    slow_reader_timeout_s: float = _seconds(60.0, "how long a full queue may stay unread, before a cancel")
+    shutdown_timeout_s: float = _seconds(5.0, "how long a process may take to exit")
+    max_restarts: int = setting(3, "replacements within restart_window_s; one more closes the client", 0, 1_000_000)
+    restart_window_s: float = _seconds(600.0, "the window in which crashes are counted")
+    queue_s: float = _seconds(10.0, "audio in a request's queue at which the request is paused")
 
 
 class Started(ABC):
