@@ -10,7 +10,7 @@ import pytest
 LIMITS = {
     "lines of src": 37_783,
     "lines of core": 1_300,
-    "lines of engine": 3_811,
+    "lines of engine": 3_600,
     "lines of a file": 618,
     "lines of a class": 473,
     "methods of a class": 41,

@@ -14,7 +14,7 @@ from sine_models import SineModel
 
 from sonoro import engine_process
 from sonoro.compile.footprint import Footprint, footprint, refuse_what_does_not_fit
-from sonoro.core.config import EngineConfig
+from sonoro.core.config import EngineConfig, Tuning
 from sonoro.core.errors import ConfigError
 from sonoro.engine.device_state import capacity_of, graph_bytes
 from sonoro.engine.runner import Runner
@@ -54,7 +54,9 @@ def test_what_is_told_is_what_is_allocated(tiny: TinyFamily, tmp_path: Path) -> 
 def test_graphs_of_a_codec_with_a_stream_of_its_own_are_counted() -> None:
     """Its own admit slots; a device of its own counts its own."""
     own, shared, apart = (
-        graph_bytes(SineModel(), EngineConfig(slots=4, codec_overlap=overlap, codec_device=device).resolve())
+        graph_bytes(
+            SineModel(), EngineConfig(slots=4, tuning=Tuning(codec_overlap=overlap), codec_device=device).resolve()
+        )
         for overlap, device in ((256, ""), (0, ""), (256, "cuda:1"))
     )
     batches = len(EngineConfig(slots=4).resolve().frame_batches)
@@ -122,7 +124,7 @@ PROMISED = [
 
 PEAK = """
 import json, sys, torch
-from sonoro.core.config import EngineConfig
+from sonoro.core.config import EngineConfig, Tuning
 from sonoro.engine.phases import Phases
 from sonoro.engine.engine import Engine
 from sonoro.models import registry

@@ -55,8 +55,7 @@ class Pace:
         self._frame_s = frame_s
         # Before the first measurement, assume that a tick is twice as fast as playback.
         self.tick_s, self._is_measured = frame_s / 2, False
-        self.spare_s = 0.0
-        self._began_s = self._ended_at_s = 0.0
+        self.spare_s = self._began_s = self._ended_at_s = 0.0
 
     def begin(self, now_s: float, *, is_busy: bool) -> None:
         """Begin a tick. If the device `is_busy`, a wait of up to `spare_s` since the last tick is hidden behind it and

@@ -46,10 +46,10 @@ class Pager:
         if self._load is None:
             self._load = self._load_of(running)
         to_come, needed = self._load
-        taken = self._most(waiting) - own, own - len(waiting.progress.prefix)
+        demand = self._most(waiting) - own, own - len(waiting.progress.prefix)
         if to_come + self._expected(waiting) - own > free:
             return False
-        return max(needed, taken[0]) <= free or _is_safe(free, [taken, *map(self._taken, running)])
+        return max(needed, demand[0]) <= free or _is_safe(free, [demand, *map(self._demand, running)])
 
     def note_change(self) -> None:
         """Drop the cached page counts. Call it when the set of running requests or their steps have changed."""
@@ -95,8 +95,8 @@ class Pager:
         free = self._pool.free - self.lacks(grown, 1)
         if free < 0:
             return False
-        more = [self._taken(other, self.lacks(grown, 1) if other is grown else 0) for other in running]
-        return _is_safe(free, more)
+        demands = [self._demand(other, self.lacks(grown, 1) if other is grown else 0) for other in running]
+        return _is_safe(free, demands)
 
     def grow(self, request: Request, frames: int = 1) -> NewPages:
         """Give `request` the pages that it lacks for its next `frames` frames, and return them. They must be free."""
@@ -108,7 +108,7 @@ class Pager:
     def spare(self, running: Iterable[Request]) -> int:
         """How many pages may be given to any of `running` without a check of safety: enough stay free for the request
         that may still need the most."""
-        return self._pool.free - max((self._taken(other)[0] for other in running), default=0)
+        return self._pool.free - max((self._demand(other)[0] for other in running), default=0)
 
     def _pages_for(self, request: Request, frames: int) -> int:
         """Pages for the prompt and `frames` frames. Frame n is output at the last position before it, hence the - 1."""
@@ -123,16 +123,16 @@ class Pager:
     def _most(self, request: Request) -> int:
         return self._pages_for(request, request.progress.limit)
 
-    def _taken(self, request: Request, more: int = 0) -> tuple[int, int]:
-        """With `more` pages given: how many `request` may still need, and how many of its pages are not shareable."""
+    def _demand(self, request: Request, more: int = 0) -> tuple[int, int]:
+        """Pages that `request` may still need after `more`, and those it returns for sure: no shareable ones."""
         held = _count(request) + more
         return self._most(request) - held, held - len(request.progress.prefix)
 
 
 class PageGrowth:
-    """Gives `running` requests pages as their steps use them up, and decides who goes without when pages run short.
+    """Gives `running` requests pages as their steps use them up, and decides who waits when pages run short.
 
-    Then requests without sent audio are preempted, by `preempt`; then the requests with the longest lead wait for a
+    Requests without sent audio are preempted first, by `preempt`; then the requests with the longest lead wait for a
     page. While these or the head of the queue wait for pages, paused requests make their frames, though no audio, so
     that their pages come free.
     """
@@ -156,7 +156,7 @@ class PageGrowth:
         """Paused requests whose pages were freed, as all of their frames are output."""
 
     def forget(self, request: Request) -> None:
-        """Note that `request` is released. Whoever waits for pages is found anew by the next plan."""
+        """Note that `request` is released. The next plan finds anew which requests wait for pages."""
         self._clear()
         self._without_pages.discard(request)
         self._pager.note_change()
@@ -259,12 +259,12 @@ def _count(request: Request) -> int:
     return 0 if request.allocation is None else len(request.allocation.pages)
 
 
-def _is_safe(free: int, taken: Iterable[tuple[int, int]]) -> bool:
+def _is_safe(free: int, demands: Iterable[tuple[int, int]]) -> bool:
     """Whether all requests can end in some order, given (pages still needed, pages returned at the end) of each.
 
     If any order works, the one by least pages needed does.
     """
-    for needed, returned in sorted(taken):
+    for needed, returned in sorted(demands):
         if needed > free:
             return False
         free += returned

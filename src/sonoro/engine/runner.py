@@ -326,8 +326,7 @@ class Runner:
 
     def _make_ring(self) -> PinnedRing:
         devices, beside = {self.device, self._decoding.device}, self._decoding.beside
-        streams = [] if beside is None else [beside]
-        return PinnedRing(_IN_FLIGHT, self._entry_bytes(), *devices, beside=streams)
+        return PinnedRing(_IN_FLIGHT, self._entry_bytes(), *devices, beside=[] if beside is None else [beside])
 
     def _entry_bytes(self) -> int:
         """Bytes of a ring entry for a tick in which every slot is stepped and decodes the longest chunk."""

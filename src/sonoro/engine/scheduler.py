@@ -1,7 +1,7 @@
 """Decides what each tick does: which requests to admit, prefill, step, decode to audio, or preempt. No torch.
 
-It plans before the results of the previous tick are known, presuming that every stepped request output a frame. A wrong
-presumption costs surplus columns, never audio.
+A plan is made before the results of the previous tick are known. It presumes that every stepped request output a frame;
+if one did not, the codec decodes a surplus column, and no audio is lost.
 """
 
 from __future__ import annotations
@@ -59,19 +59,21 @@ class Plan:
 
 
 class _Urgency(IntEnum):
-    """Priority of a chunk: the first of its request, an underrun ahead, a segment that makes no more frames and only
-    holds a slot, or none of these."""
+    """Priority of a chunk."""
 
     FIRST = 0
+    """It is the first of its request."""
     RUNS_OUT = 1
+    """Playback would run out without it."""
     HOLDS_SLOT = 2
+    """Its segment outputs no more frames and only holds a slot."""
     CAN_WAIT = 3
 
 
 class _Chunk(NamedTuple):
     """`frames` frames of `request` that could be decoded in this tick, and the playback lead of its listener.
 
-    `gathers`: it can wait for other chunks of its length, to be batched with them.
+    `can_wait`: it may be delayed to share a launch with chunks of the same length.
     """
 
     urgency: _Urgency
@@ -110,8 +112,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether a plan made now would hold anything. Requests that are paused or wait for text are no work,
-        unless others wait for their pages."""
+        """Whether a plan made now would not be empty. Paused requests count only while others wait for their pages."""
         is_work = any(self._is_work(request) for request in self.running)
         return is_work or self._admissible() is not None or self._is_kept_out
 
@@ -134,7 +135,7 @@ class Scheduler:
         self._parked.add(request)
 
     def add(self, request: Request) -> None:
-        """Queue `request`: requests with an earlier segment come before new ones, as their listeners are listening; a
+        """Queue `request`. Requests with an earlier segment, whose listeners are listening, come before new ones. A
         preempted request goes to the front of its queue."""
         assert request.allocation is None
         self._parked.discard(request)
@@ -289,20 +290,20 @@ class ChunkPlanner:
     def _due_chunk(self, request: Request, now_s: float, tick_s: float) -> _Chunk | None:
         if (ready := request.undecoded) <= 0:
             return None
-        by_rule = request.params.is_reproducible
-        lead_s = request.launched * self._frame_s if by_rule else request.lead_s(now_s, self._frame_s)
+        is_timed = not request.params.is_reproducible
+        lead_s = request.lead_s(now_s, self._frame_s) if is_timed else request.launched * self._frame_s
         frames = self.due_frames(request, ready, lead_s, tick_s)
         if not frames:
             return None
         if not request.launched:
             urgency = _Urgency.FIRST
-        elif not by_rule and lead_s < _wait_s(1, tick_s):
+        elif is_timed and lead_s < _wait_s(1, tick_s):
             urgency = _Urgency.RUNS_OUT
         else:
             urgency = _Urgency.HOLDS_SLOT if request.is_ending else _Urgency.CAN_WAIT
-        is_stuck = by_rule or request.is_starving or request in self._out_of_pages
+        is_stuck = request.is_starving or request in self._out_of_pages
         has_waited = ready - frames >= self._config.tuning.codec_wait
-        can_wait = urgency is _Urgency.CAN_WAIT and not (is_stuck or has_waited)
+        can_wait = urgency is _Urgency.CAN_WAIT and is_timed and not (is_stuck or has_waited)
         return _Chunk(urgency, lead_s, frames, request, can_wait)
 
     def due_frames(self, request: Request, ready: int, lead_s: float, tick_s: float) -> int:
@@ -313,16 +314,18 @@ class ChunkPlanner:
             return 0
         if not request.launched:
             return sizes[0] if ready >= sizes[0] or request.is_ending else 0
-        # By rule, a chunk is at most as long as all audio before it, which plays while the chunk is made.
-        is_by_rule = request.params.is_reproducible
-        ruled = max((size for size in sizes if size <= request.launched), default=sizes[0]) if is_by_rule else sizes[-1]
+        # Chunks of a reproducible request do not depend on time: each is at most as long as all audio before it, which
+        # plays while the chunk is decoded.
+        is_timed, longest = not request.params.is_reproducible, sizes[-1]
+        if not is_timed:
+            longest = max((size for size in sizes if size <= request.launched), default=sizes[0])
         if request.is_ending:
-            return next((size for size in sizes if ready <= size <= ruled), ruled)
-        if request.is_starving or (request in self._out_of_pages and not is_by_rule):
+            return next((size for size in sizes if ready <= size <= longest), longest)
+        if request.is_starving or (request in self._out_of_pages and is_timed):
             # No frame follows until text or a page comes; a padded chunk would corrupt the codec's history.
             return max((size for size in sizes if size <= ready), default=0)
-        if is_by_rule:
-            return ruled if ruled <= ready else 0
+        if not is_timed:
+            return longest if longest <= ready else 0
         # If ticks are slower than playback, underruns are certain: then few long chunks cost the least.
         is_too_slow = tick_s >= self._frame_s
         for size in reversed(sizes):
