@@ -35,7 +35,7 @@ from sonoro.server.service import Service
 from sonoro.server.sessions import session_routes
 from sonoro.server.speech import speech_routes
 from sonoro.server.voices import voice_routes
-from sonoro.server.websocket import WebSocketConnection
+from sonoro.server.websocket import FIRST_MESSAGE_BYTES, websocket_connection
 from sonoro.transport.fleet import Fleet
 
 logger = logging.getLogger(__name__)
@@ -127,8 +127,8 @@ def uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
         http=connection(config.head_timeout_s),
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         backlog=BACKLOG,
-        ws=WebSocketConnection,
-        ws_max_size=config.max_body_bytes,
+        ws=websocket_connection(config.max_total_body_bytes),
+        ws_max_size=FIRST_MESSAGE_BYTES,
         ws_ping_interval=20.0,
         ws_ping_timeout=20.0,
         # Audio does not compress, and texts are small.

@@ -99,6 +99,11 @@ class ServerConfig(Settings):
         return dataclasses.replace(self, max_concurrency=self.max_concurrency or slots)
 
     @property
+    def max_message_bytes(self) -> int:
+        """Bound of a message that brings text; a character takes up to 12 bytes in JSON, two escaped surrogates."""
+        return 2**16 + 12 * self.max_characters
+
+    @property
     def shown(self) -> dict[str, Any]:
         """Every field; of the keys only their number."""
         values = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}

@@ -225,6 +225,7 @@ class ContextSession(WebSocketSession):
         if self.caller is ANONYMOUS:
             try:
                 self.service.keys.admit(self._socket, key or "")
+                self.settle()
             except Unauthorized:
                 self._socket.state.caller, self.end = ANONYMOUS, "closed"
                 raise
@@ -254,13 +255,15 @@ class ContextSession(WebSocketSession):
         """Called once at the end of `context`, however it ended. Does nothing unless overridden."""
 
     @property
+    def max_message_bytes(self) -> int:
+        return self.service.config.max_message_bytes
+
+    @property
     def speaking(self) -> list[asyncio.Task[None]]:
         return [context.task for context in self.contexts.values() if context.is_busy]
 
     @property
     def idle_timeout_s(self) -> float | None:
-        if self.caller is ANONYMOUS:
-            return self.service.config.head_timeout_s
         if any(context.is_listening for context in self.contexts.values()):
             return None
         limit_s = self.service.config.session_idle_timeout_s

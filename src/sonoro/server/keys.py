@@ -85,8 +85,10 @@ class Keys:
         """As `authorise`, with the key `given` ("" if none)."""
         if not self._callers:
             return
+        # A header holds the key's bytes as Latin-1, a message its characters, whatever they are.
+        spellings = {given.strip().encode(name, "replace") for name in ("latin-1", "utf-8")}
         # Compare all keys, each in constant time, so that timing reveals nothing.
-        matches = [key for key in self._callers if hmac.compare_digest(given.strip().encode("latin-1"), key)]
+        matches = [key for key in self._callers for each in spellings if hmac.compare_digest(each, key)]
         if not matches:
             raise Unauthorized("give one of the API keys of this server, as Authorization: Bearer KEY")
         connection.state.caller = caller = self._callers[matches[0]]

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager
 
 from fastapi import FastAPI
 
@@ -14,7 +15,7 @@ from sonoro.core.errors import EngineClosed, EngineError, SonoroError
 from sonoro.core.logs import log_event
 from sonoro.server.config import ServerConfig
 from sonoro.server.health import Health
-from sonoro.server.keys import Keys
+from sonoro.server.keys import ANONYMOUS, Caller, Keys
 from sonoro.server.metrics import Metrics
 from sonoro.server.middleware import Budget
 from sonoro.server.speech import SpeechFactory
@@ -23,6 +24,9 @@ from sonoro.transport.fleet import Fleet
 from sonoro.transport.process import cancel_tasks
 
 logger = logging.getLogger(__name__)
+
+MAX_KEYLESS = 64
+"""Connections that have still to show a key, and sessions that need none beside others that do."""
 
 VOICES_S = 5.0
 """How often the folder of voices is scanned; a voice deleted by another server is usable for at most that long."""
@@ -42,7 +46,9 @@ class Service:
         self.keys, self.voices = Keys(config), VoiceDirectory(client, config)
         self.speech = SpeechFactory(client, config, self.metrics, self.voices)
         self.health = Health(client, self.speech, self.metrics)
-        self.sessions = Budget(config.max_sessions, "{} sessions are open")
+        self._sessions = Budget(config.max_sessions, "{} sessions are open")
+        self._guests = Budget(MAX_KEYLESS, "{} sessions without a key are open")
+        self.newcomers = Budget(MAX_KEYLESS, "{} connections that have shown no key are open")
         self.created_s = int(time.time())
         self.is_ending = False
         self._on_failure = on_failure
@@ -78,6 +84,15 @@ class Service:
         phases = {f"{name}_s": round(seconds, 1) for name, seconds in ready.phases.items()}
         facts = {"model": ready.spec.name, "ready_s": round(ready.ready_s, 1), "graphs_to_come": ready.graphs_to_come}
         log_event(logger, logging.INFO, "ready", facts | phases)
+
+    def count_session(self, caller: Caller) -> AbstractContextManager[None]:
+        """A place for a session of `caller`; keyless ones take none from those with a key. Raises `TooManyRequests`."""
+        return (self._guests if caller is ANONYMOUS else self._sessions).take()
+
+    @property
+    def session_count(self) -> int:
+        """How many sessions are open."""
+        return self._sessions.taken + self._guests.taken
 
     async def until_started(self) -> None:
         """Wait until the engines have started or failed; `health.unready` says which."""

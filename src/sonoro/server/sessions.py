@@ -31,8 +31,7 @@ def session_routes(service: Service, dialects: Sequence[type[OtherSession]] = ()
     @router.websocket("/audio/speech/stream")
     async def stream(socket: WebSocket) -> None:
         service.keys.check(socket, ("bearer", *(kind.key_scheme for kind in dialects)))
-        with service.sessions.take():
-            await LiveSession(socket, service, dialects).run()
+        await LiveSession(socket, service, dialects).run()
 
     return router
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Collection
@@ -14,10 +15,10 @@ from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from sonoro.core.errors import InvalidRequest, SonoroError
 from sonoro.server.errors import IdleSession, NotReady, SlowReader, refusal
-from sonoro.server.keys import KEY_PROTOCOL, Caller
+from sonoro.server.keys import ANONYMOUS, KEY_PROTOCOL, Caller
 from sonoro.server.service import Service
 from sonoro.server.stream import taken_within
-from sonoro.server.websocket import SHUTTING_DOWN
+from sonoro.server.websocket import LIMIT_MESSAGES, SHUTTING_DOWN
 from sonoro.transport.process import cancel_tasks
 
 End = Literal["closed", "idle", "ending"]
@@ -36,11 +37,16 @@ class WebSocketSession(ABC):
 
     dialect = "native"
 
+    is_newcomer = False
+    """Whether the client has still to show a key, or, in a protocol without keys, a valid message. A newcomer takes no
+    place of a session, has `head_timeout_s` for it, and may send one small message."""
+
     def __init__(self, socket: WebSocket, service: Service) -> None:
         self.service, self.id = service, uuid.uuid4().hex
         self.end: End | None = None
         self.facts: dict[str, Any] = socket.state.facts
         self._socket, self._successor = socket, cast(WebSocketSession | None, None)
+        self._counted = contextlib.ExitStack()
         self._shutting_down: asyncio.Event = socket.scope["state"].get(SHUTTING_DOWN, asyncio.Event())
 
     @property
@@ -58,6 +64,11 @@ class WebSocketSession(ABC):
     @abstractmethod
     def idle_timeout_s(self) -> float | None:
         """How long the session may now be without a message; None for no limit."""
+
+    @property
+    def max_message_bytes(self) -> int:
+        """The longest message, here one with recordings."""
+        return self.service.config.max_body_bytes
 
     async def on_open(self) -> None:  # noqa: B027
         """Send a greeting. Does nothing unless overridden."""
@@ -78,8 +89,28 @@ class WebSocketSession(ABC):
         """Send a farewell before the close. Does nothing unless overridden."""
 
     async def run(self) -> None:
-        """Accept the connection and serve it to its end. Raises `NotReady` instead of accepting."""
+        """Accept the connection and serve it to its end, or raise `NotReady` or `TooManyRequests`."""
         self.service.speech.spec()
+        with self._counted:
+            if self.is_newcomer or self.caller is ANONYMOUS:
+                self.is_newcomer = True
+                self._counted.enter_context(self.service.newcomers.take())
+            else:
+                self._count_in()
+            await self._serve()
+
+    def settle(self) -> None:
+        """Count a newcomer, who is known now, among the sessions. Raises `TooManyRequests`, and ends the session."""
+        if self.is_newcomer:
+            self._count_in()
+            self.is_newcomer = False
+
+    def _count_in(self) -> None:
+        self._counted.close()
+        self._counted.enter_context(self.service.count_session(self.caller))
+        self._socket.scope["state"].get(LIMIT_MESSAGES, int)(self.max_message_bytes)
+
+    async def _serve(self) -> None:
         # A browser that offers subprotocols needs one to be chosen, but not the one that carries the key.
         offered = (name for name in self._socket.scope["subprotocols"] if not name.startswith(KEY_PROTOCOL))
         await self._socket.accept(next(offered, None))
@@ -113,17 +144,19 @@ class WebSocketSession(ABC):
 
     async def _exchange(self) -> End:
         """Handle messages until the session has ended; return the reason."""
+        deadline_s = asyncio.get_running_loop().time() + self.service.config.head_timeout_s
         receiving = asyncio.create_task(self._socket.receive())
         ending = asyncio.create_task(self._shutting_down.wait())
         try:
             while self.end is None or self.speaking:
                 tasks = {receiving} if self.end else {receiving, ending}
                 speaking = set(self.speaking)
-                done, _ = await asyncio.wait(
-                    tasks | speaking, timeout=self.idle_timeout_s, return_when=asyncio.FIRST_COMPLETED
-                )
+                left_s = deadline_s - asyncio.get_running_loop().time()
+                timeout_s = max(0.0, left_s) if self.is_newcomer else self.idle_timeout_s
+                done, _ = await asyncio.wait(tasks | speaking, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
                 if not done:
-                    await self.refuse(IdleSession(f"no message for {self.idle_timeout_s:g} s"))
+                    limit_s = self.service.config.head_timeout_s if self.is_newcomer else timeout_s
+                    await self.refuse(IdleSession(f"no message for {limit_s:g} s"))
                     return "idle"
                 for task in speaking & done:
                     await self.on_done(task)
@@ -148,6 +181,8 @@ class WebSocketSession(ABC):
         except SonoroError as error:
             self.service.metrics.count_refusal(refusal(error), self.id, self.dialect)
             await self.refuse(error)
+            if self.is_newcomer:
+                self.end = "closed"
 
     def check_open(self) -> None:
         """Raise `NotReady` if the session is ending."""

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 import pytest
 from processes import GUARD_S
 from servers import SETTINGS, serving
-from sessions import TEXT, whole
+from sessions import TEXT, session, whole
 from sine_engines import LONG, nothing_left, run, until
 from zeroconf import NonUniqueNameException
 from zeroconf.asyncio import AsyncServiceInfo
@@ -207,7 +207,8 @@ def test_who_leaves_frees_the_slot_and_who_says_nothing_is_let_go(said: pytest.L
                 await until(server.is_idle)
                 await until(lambda count=count: server.has(left, count + 1))
             async with client(said) as asked:
-                ((kind, error, _),) = await asked.ended()
+                asked.say("ping", text="here")
+                _, (kind, error, _) = await asked.ended()
                 assert (kind, error["code"]) == ("error", "idle_session")
 
     run(leave())
@@ -222,6 +223,9 @@ def test_sessions_are_as_many_as_may_be_and_hold_the_server_until_they_have_spok
                 serving("slow_live", dataclasses.replace(LISTENING, max_sessions=2))
             )
             first, second, third = [await stack.enter_async_context(client(said)) for _ in range(3)]
+            for one in (first, second):
+                one.say("ping", text="here")
+                await one.hear()
             third.say("describe")
             ((kind, error, _),) = await third.ended()
             assert (kind, error["code"]) == ("error", "too_many_requests")
@@ -256,6 +260,25 @@ def test_where_it_listens_is_checked_at_the_start(said: pytest.LogCaptureFixture
             run(refuse(wrong))
     with pytest.raises(ConfigError, match="wyoming_name"):
         run(refuse("0", wyoming_name="kitchen"))
+
+
+@pytest.mark.parametrize("keys", [(), ("key",)])
+def test_silent_connections_hold_no_sessions(keys: tuple[str, ...], said: pytest.LogCaptureFixture) -> None:
+    async def ask() -> None:
+        settings = dataclasses.replace(LISTENING, api_keys=keys, max_sessions=2, head_timeout_s=0.5)
+        with_key = {"additional_headers": {"Authorization": "Bearer key"}}
+        async with serving("live", settings) as server, contextlib.AsyncExitStack() as stack:
+            silent = [await stack.enter_async_context(client(said)) for _ in range(10)]
+            async with session(server, **with_key), session(server, **with_key):
+                for each in silent:
+                    ((kind, error, _),) = await each.ended()
+                    assert (kind, error["code"]) == ("error", "idle_session")
+                # Sessions without a key, beside others that need one, have places of their own.
+                async with client(said) as asked:
+                    asked.say("describe")
+                    assert (await asked.hear())[0] == ("info" if keys else "error")
+
+    run(ask())
 
 
 class Announcer:

@@ -192,8 +192,7 @@ class _SocketRoute(_OfDialect, WebSocketRoute):
                 if not has_late_key or key_of(socket):
                     raise
                 socket.state.caller = ANONYMOUS
-            with dialect.service.sessions.take():
-                await session(socket, dialect.service).run()
+            await session(socket, dialect.service).run()
 
         super().__init__(path, hold)
         self.dialect = dialect

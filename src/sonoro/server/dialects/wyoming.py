@@ -43,13 +43,10 @@ except ImportError:  # an extra: without it nothing is announced
 
 logger = logging.getLogger(__name__)
 
-MAX_BESIDE_TEXT_BYTES = 2**16
 SERVICE = "_wyoming._tcp.local."
 
 LINGER_S = 1.0
 ANNOUNCE_AGAIN_S = 10.0
-BYTES_PER_CHARACTER = 12
-"""The most that a character takes in JSON: two escaped surrogates."""
 
 
 def wyoming_routes(service: Service) -> APIRouter:
@@ -69,7 +66,6 @@ def wyoming_routes(service: Service) -> APIRouter:
         raise ConfigError(
             "wyoming_name", config.wyoming_name, "others cannot reach a loopback address; give wyoming as HOST:PORT"
         )
-    most_bytes = MAX_BESIDE_TEXT_BYTES + BYTES_PER_CHARACTER * config.max_characters
     open_now: dict[asyncio.Task[Any], asyncio.Event] = {}
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -78,13 +74,13 @@ def wyoming_routes(service: Service) -> APIRouter:
         open_now[task] = ending
         try:
             # Without a key, on a server with keys, only the model's own voices are available.
-            await _converse(service, _Carrier(reader, writer, most_bytes, ending, service.keys.keyless))
+            await _converse(service, _Carrier(reader, writer, config.max_message_bytes, ending, service.keys.keyless))
         finally:
             del open_now[task]
 
     @contextlib.asynccontextmanager
     async def running(app: FastAPI) -> AsyncIterator[None]:
-        server = await asyncio.start_server(connected, sock=sock, limit=most_bytes)
+        server = await asyncio.start_server(connected, sock=sock, limit=config.max_message_bytes)
         where = sock.getsockname()[:2]
         logger.info("event=listening dialect=wyoming host=%s port=%d", *where)
         announcing = asyncio.create_task(_announce(config.wyoming_name, *where)) if config.wyoming_name else None
@@ -132,8 +128,7 @@ async def _converse(service: Service, carrier: _Carrier) -> None:
     """Serve one connection to its end."""
     connection = WebSocket(carrier.scope, carrier.receive, carrier.send)
     try:
-        with service.sessions.take():
-            await WyomingSession(connection, service).run()
+        await WyomingSession(connection, service).run()
     except SonoroError as error:  # too many sessions, or no engine yet
         service.metrics.count_refusal(refusal(error), "wyoming", WyomingSession.dialect)
         with contextlib.suppress(OSError):
@@ -249,6 +244,7 @@ class WyomingSession(LiveSession):
     """One connection, with one text after the other, whole or streamed."""
 
     dialect = "wyoming"
+    is_newcomer = True
 
     def __init__(self, socket: WebSocket, service: Service) -> None:
         super().__init__(socket, service)
@@ -262,6 +258,7 @@ class WyomingSession(LiveSession):
 
     async def handle(self, message: str) -> None:
         said = parse(_Event, message.encode())
+        self.settle()
         text = said.data.text or ""
         match said.type:
             case "describe":
