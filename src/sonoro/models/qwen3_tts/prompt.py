@@ -279,19 +279,10 @@ class PromptBuilder:
         """
         talker = self.config.talker_config
         rows = _Rows()
-        pad = self.config.tts_pad_token_id
         if instructions:
             rows.add(self._instruction(instructions))
         rows.add(self._role if line_break is None else [*self._role[:-1], line_break])
-        tags = self._tags(language, speaker)
-        rows.add([pad] * len(tags), [[tag] for tag in tags])
-        x_vector_row = None
-        if voice is not None:
-            x_vector_row = len(rows)
-            rows.add([pad])
-        elif speaker is not None:
-            rows.add([pad], [[talker.spk_id[speaker]]])
-        rows.add([self.config.tts_bos_token_id], [[talker.codec_pad_id]])
+        x_vector_row = self._add_voice(rows, language, speaker, voice)
         if voice is not None and voice.reference_frames is not None:
             assert voice.data.transcript is not None
             transcript = self._encode("ref_text", voice.data.transcript)[1:]
@@ -314,6 +305,19 @@ class PromptBuilder:
             text_start=start,
             text_count=len(ids) if is_non_streaming else talker.max_position_embeddings,
         )
+
+    def _add_voice(self, rows: _Rows, language: str, speaker: str | None, voice: Voice | None) -> int | None:
+        """Add language and voice to `rows`, and the start of the text; returns the row of the x-vector, if any."""
+        pad, talker = self.config.tts_pad_token_id, self.config.talker_config
+        tags = self._tags(language, speaker)
+        rows.add([pad] * len(tags), [[tag] for tag in tags])
+        x_vector_row = None if voice is None else len(rows)
+        if voice is not None:
+            rows.add([pad])
+        elif speaker is not None:
+            rows.add([pad], [[talker.spk_id[speaker]]])
+        rows.add([self.config.tts_bos_token_id], [[talker.codec_pad_id]])
+        return x_vector_row
 
     def token_spans(self, text: str) -> list[tuple[int, int]]:
         """The range (start, end) of characters that each token of a segment `text` covers, end of text included."""

@@ -102,12 +102,8 @@ class PromptBuilder:
             start, end = (self._rows([mark]) for mark in (_REFERENCE_START, _REFERENCE_END))
             prefix = np.concatenate((start, self._heard(data.reference), end))
             rows.insert(0, prefix)
-        heard = [made for made in (data.prompt, *(one.frames for one in kept)) if len(made)]
-        rows += map(self._heard, heard)
-        if not controls.ignore_eos:
-            doubtful = _PATCHES_PER_ID * len(self._ids("text", texts[-1]))
-            bound = min(doubtful + _MORE_PATCHES, controls.max_frames)
-            controls = dataclasses.replace(controls, max_frames=bound, doubtful_frames=doubtful)
+        rows += [self._heard(made) for made in (data.prompt, *(one.frames for one in kept)) if len(made)]
+        controls = controls if controls.ignore_eos else self._limited(controls, texts[-1])
         last = [made for made in (data.prompt, *(one.frames for one in earlier)) if len(made)][-_PRIMING:]
         own = len(self._ids("text", text))
         prompt = RowPrompt(
@@ -123,6 +119,12 @@ class PromptBuilder:
         if needed > most:
             raise InvalidRequest("text", text, f"its prompt and frames take {needed} positions, the model has {most}")
         return prompt
+
+    def _limited(self, controls: Controls, text: str) -> Controls:
+        """`controls` with the limits of frames that the number of ids of `text` sets."""
+        doubtful = _PATCHES_PER_ID * len(self._ids("text", text))
+        bound = min(doubtful + _MORE_PATCHES, controls.max_frames)
+        return dataclasses.replace(controls, max_frames=bound, doubtful_frames=doubtful)
 
     def check_transcript(self, text: str) -> None:
         """Raise `InvalidRequest` naming `ref_text` if `text`, of a recording, cannot be part of a prompt."""
