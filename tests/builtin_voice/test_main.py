@@ -61,7 +61,7 @@ if name == "kokoro.synthesize":
     claim = work / "audio" / f"shard-{os.getpid()}.claim"
     claim.write_text(str(os.getpid()))
 code, awaited, result = script.get(name, [0, None, None])
-for _ in range(3000):
+for _ in range(60_000):
     if awaited is None or (work / awaited).exists():
         break
     time.sleep(0.01)
@@ -139,7 +139,9 @@ def two_gpus(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> Fakes:
 def test_two_gpus_share_the_work(tmp_path: Path, two_gpus: Fakes) -> None:
     """One has the codec, the other the talker; neither waits for the other, and no reader is left over."""
     two_gpus.script["codec"] = (0, "talker.pt", "codec.pt")
-    times = command.Times(time.monotonic() + 1000, time.monotonic() + 1, encoder_s=100.0)
+    # The readers are done when the encoder is: nothing here waits for the clock.
+    two_gpus.script["kokoro.synthesize"] = (0, command.RESULTS["encoder"], None)
+    times = command.Times(time.monotonic() + 1000, time.monotonic() + 1000, encoder_s=100.0)
     run(tmp_path, times)
     assert two_gpus.gpu_of("kokoro.synthesize") == {"5", "7"}
     assert two_gpus.gpu_of("encoder") == two_gpus.gpu_of("codec") == {"5"}

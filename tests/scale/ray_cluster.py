@@ -26,7 +26,7 @@ def arguments(name, voices_folder, generation):
         **DEPLOYED[name],
         "engine": {**engine, "voices_folder": voices_folder},
         # The number makes it another application, which takes the place of the one before.
-        "server": {"max_queue_wait_ms": 60_000 + generation},
+        "server": {"max_queue_wait_ms": 500_000 + generation},
         "cpus": 0.1,
         "health_check_s": 1.0,
     }
