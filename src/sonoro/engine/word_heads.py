@@ -100,18 +100,15 @@ class FoundHeads:
     def __init__(self, model: SpeechModel, config: EngineConfig) -> None:
         self.wanted = False
         """Whether a request has asked for words."""
+        self.is_sought = False
+        """Whether the heads are unknown and may be searched for."""
         self._model: SpeechModel = model
         self._search: HeadSearch | None = None
-        self.is_sought = (
-            config.tuning.finds_word_heads and isinstance(model, ShowsWords) and not model.word_heads.places
-        )
-        """Whether the heads are unknown and may be searched for."""
-        self._file = word_heads_folder() / f"{model.fingerprint}.json" if self.is_sought else None
-        if self._file is not None and self._file.is_file():
-            self.is_sought = False
+        self._file = word_heads_folder() / f"{model.fingerprint}.json"
+        if config.tuning.finds_word_heads and isinstance(model, ShowsWords) and not model.word_heads.places:
+            self.is_sought = not self._file.is_file()
             with border(self._note):
-                assert isinstance(model, ShowsWords)
-                model.word_heads = read_table(self._file)
+                model.word_heads = WordHeads() if self.is_sought else read_table(self._file)
 
     def search(self, codec_device: torch.device | None) -> WordHeads | None:
         """Run one step of the search, about as long as an eager frame; return the heads once it ends, else None.
@@ -120,10 +117,9 @@ class FoundHeads:
         """
         assert self.is_sought
         assert self.wanted
-        found: Calibration | None = None
-        self.is_sought = False
+        found, self.is_sought = None, False
         with border(self._note):
-            self._search = self._search or HeadSearch(self._model, codec_device=codec_device)
+            self._search = self._search or HeadSearch(self._model, device=codec_device)
             found = self._search.step()
             self.is_sought = found is None
         if not self.is_sought:
@@ -131,7 +127,6 @@ class FoundHeads:
         if found is None:
             return None
         with border(self._note):
-            assert self._file is not None
             self._file.parent.mkdir(parents=True, exist_ok=True)
             write_heads(self._file, found.heads)
         return found.heads
@@ -143,21 +138,16 @@ class FoundHeads:
 class HeadSearch:
     """A search for the attention heads of `model` that follow its text.
 
-    `model` is a `SpeechModel` that `ShowsWords`, its codec settled, on `codec_device` if that differs. The search holds
+    `model` is a `SpeechModel` that `ShowsWords`, its codec settled, on `device` if that differs. The search holds
     a small per-slot state of its own until it ends. A `step` makes one frame of all `texts`, or judges one head, and
     takes about as long as an eager frame.
     """
 
     def __init__(
-        self,
-        model: Any,
-        *,
-        voice: str | None = None,
-        texts: Sequence[str] = TEXTS,
-        codec_device: torch.device | None = None,
+        self, model: Any, voice: str | None = None, texts: Sequence[str] = TEXTS, device: torch.device | None = None
     ) -> None:
         layers, heads = model.attention_heads
-        self._model, self._voice, self._texts, self._codec_device = model, voice, texts, codec_device
+        self._model, self._voice, self._texts, self._codec_device = model, voice, texts, device
         self._watched = tuple((layer, head) for layer in range(layers) for head in range(heads))
         self._layouts = list(model.text_layouts)
         self._speaking: _Speaking | None = None

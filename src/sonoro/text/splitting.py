@@ -56,6 +56,7 @@ _SCRIPTS = (
 )
 
 
+Measure = Callable[[str], int]
 Span = tuple[int, int]
 """A range of characters: start and end."""
 
@@ -202,13 +203,7 @@ def join_text(segments: Sequence[str]) -> str:
 
 
 def cut_live(
-    text: str,
-    given: int,
-    language: str,
-    max_letters: int,
-    *,
-    is_last: bool,
-    length: Callable[[str], int] | None = None,
+    text: str, given: int, language: str, max_letters: int, *, is_last: bool, length: Measure | None = None
 ) -> tuple[int, bool]:
     """How many characters of arriving `text` may be spoken now as one segment, and whether the segment ends there.
 

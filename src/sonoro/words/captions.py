@@ -70,11 +70,8 @@ def words_json(words: Sequence[Word]) -> str:
     return f"[\n{lines}\n]\n" if lines else "[]\n"
 
 
-FORMATS: Mapping[str, Callable[[str, Sequence[Word]], str]] = {
-    "srt": srt,
-    "vtt": vtt,
-    "json": lambda text, words: words_json(words),
-}
+Maker = Callable[[str, Sequence[Word]], str]
+FORMATS: Mapping[str, Maker] = {"srt": srt, "vtt": vtt, "json": lambda _, words: words_json(words)}
 
 
 def _sentence_ends(text: str, words: Sequence[Word]) -> list[int]:

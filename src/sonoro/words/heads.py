@@ -33,18 +33,21 @@ class WordHeads(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """The distinct watched heads (layer, head), ascending."""
         if self.candidates:
             return self.candidates
-        pointings = (self.text_first, self.text_along)
-        return tuple(sorted({(one.layer, one.head) for one in pointings if one is not None}))
+        return tuple(sorted({(one.layer, one.head) for one in self._pointings}))
 
     @property
     def have_limits(self) -> bool:
         """Whether any pointing has limits beyond which a segment counts as faulty."""
-        return any(one is not None and one.limits is not None for one in (self.text_first, self.text_along))
+        return any(one.limits is not None for one in self._pointings)
 
     @property
     def is_measured(self) -> bool:
         """Whether any pointing was measured against an aligner."""
-        return any(one is not None and one.is_measured for one in (self.text_first, self.text_along))
+        return any(one.is_measured for one in self._pointings)
+
+    @property
+    def _pointings(self) -> list[Pointing]:
+        return [one for one in (self.text_first, self.text_along) if one is not None]
 
 
 def read_heads(folder: Path) -> WordHeads:

@@ -159,9 +159,8 @@ def _matching(old: str, new: str) -> Iterator[tuple[int, int, int, int]]:
     if {word for word, *_ in olds} & {word for word, *_ in news}:
         blocks = difflib.SequenceMatcher(None, [w for w, *_ in olds], [w for w, *_ in news], autojunk=False)
         for first, second, length in blocks.get_matching_blocks():
-            for (_, old_start, old_end), (_, start, end) in zip(
-                olds[first : first + length], news[second : second + length], strict=True
-            ):
+            for at in range(length):
+                (_, old_start, old_end), (_, start, end) = olds[first + at], news[second + at]
                 yield old_at, old_start, new_at, start
                 yield old_start, old_end, start, end
                 old_at, new_at = old_end, end
