@@ -6,7 +6,7 @@ import msgspec
 import pytest
 import torch
 from families import TinyFamily, tiny
-from sine_engines import Clock, Engine, config_of, drain
+from sine_engines import Clock, Engine, config_of, drain, tuned
 from sine_models import VoicedSineModel
 
 from sonoro.core.config import EngineConfig
@@ -28,7 +28,7 @@ def spoken(model: SpeechModel, requests: list[SpeechRequest], **changes: object)
     """What an engine answers to 16 of `requests` that come and go, some of them paused for a while or cancelled; the
     same ones however often it is called.
     """
-    engine = Engine(model, EngineConfig(**SIZES | changes), Clock(), ticks_late=1)
+    engine = Engine(model, tuned(**SIZES | changes), Clock(), ticks_late=1)
     draw, events, sent = random.Random(7), list[Event](), list[str]()
     while len(sent) < 16:
         if draw.random() < 0.4:

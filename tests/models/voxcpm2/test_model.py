@@ -10,11 +10,10 @@ import pytest
 import tiny_vox
 import torch
 from parity import begin, capacity
-from sine_engines import Engine, audio, drain, end
+from sine_engines import Engine, audio, drain, end, tuned
 from tiny_vox import ENCODER_HOP, HOP
 from torch import Tensor
 
-from sonoro.core.config import EngineConfig
 from sonoro.core.errors import (
     ConfigError,
     InvalidReference,
@@ -233,7 +232,7 @@ def test_the_floor_counts_every_call(model: SpeechModel) -> None:
 
 def engine_of(model: SpeechModel, **changes: object) -> Engine:
     sizes = {"slots": 3, "max_positions": 512, "max_frames": 64, "segment_letters": 40} | changes
-    return Engine(model, EngineConfig(**sizes))
+    return Engine(model, tuned(**sizes))
 
 
 def requests_of_all_kinds() -> list[SpeechRequest]:
@@ -332,7 +331,7 @@ def assert_complete(events: Sequence[Event], request_id: str) -> None:
 def test_five_hundred_requests_that_arrive_at_random_end_complete(model: SpeechModel) -> None:
     """Prompts of all modes join while up to 32 others speak; none is lost, none left behind, some are cancelled."""
     draw, kinds = random.Random(4), requests_of_all_kinds()
-    engine = engine_of(model, slots=32, max_waiting=40)
+    engine = engine_of(model, slots=32, max_queued=40)
     events: dict[str, list[Event]] = {}
     cancelled, number, is_full = set(), 0, False
     while number < 500 or engine.has_work:
