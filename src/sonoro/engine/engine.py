@@ -278,6 +278,5 @@ class Engine:
         return events
 
     def _check_room(self) -> None:
-        saving = sum(not saved.done() for saved in self.voices.saving)
-        if self.scheduler.is_full(len(self.voices.awaiting) + saving):
+        if self.scheduler.is_full(len(self.voices.awaiting) + len(self.voices.saving)):
             raise EngineBusy(f"{self.config.tuning.max_queued} requests are waiting for a slot; try again later")

@@ -57,7 +57,7 @@ class Voices:
         self.awaiting: dict[Request, Future[Voice]] = {}
         """Requests that wait for their voices, in order of arrival. Read-only to the caller."""
         self.saving: dict[Future[EncodedVoice], Future[Voice]] = {}
-        """Jobs of `encode`, some of them done, and the voices they save. Read-only to the caller."""
+        """Jobs of `encode` that are not done, and the voices they save. The executor's thread takes them off."""
         self.asked: list[str] = []
         """Digests for `take_wanted`. Read-only to the caller."""
         self._cached: OrderedDict[str, Future[Voice]] = OrderedDict()
@@ -98,7 +98,7 @@ class Voices:
         if self._waiting[voice]:
             return
         del self._waiting[voice]
-        if any(encoded is voice and not saved.done() for saved, encoded in self.saving.items()):
+        if voice in list(self.saving.values()):
             return
         if voice.cancel() or _has_failed(voice):
             # Keep no failure: its traceback holds memory.
@@ -119,7 +119,8 @@ class Voices:
         # `save` runs next, so the voice must not be one that is still to be fetched.
         voice = encoder.submit(job) if digest in self._wanted else self._get(digest, partial(encoder.submit, job))
         saved = encoder.submit(partial(encoder.save, digest, voice))
-        self.saving = {job: voice for job, voice in self.saving.items() if not job.done()} | {saved: voice}
+        self.saving[saved] = voice
+        saved.add_done_callback(self.saving.pop)
         return saved
 
     def load(self, digest: str, data: bytes) -> None:
