@@ -2,8 +2,7 @@
 
 Per-request state on the device is in static tensors of N + 1 slots; the last slot is scratch, for padding. `slots`
 arguments are [B] int64, distinct except for the scratch slot. What is marked capturable has fixed shapes for a given B,
-does not synchronise with the host, and touches no state outside `slots`.
-"""
+does not synchronise with the host, and touches no state outside `slots`."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ class Capacity:
 
     Each of `slots` slots holds at most `max_positions` backbone positions, `max_frames` frames and `max_text` pending
     text ids. All slots share `pages` KV pages of `page_positions` positions, and one scratch page. At most `max_tokens`
-    prompt tokens are staged at once; `is_prefill_fused` runs them with fused kernels.
-    """
+    prompt tokens are staged at once; `is_prefill_fused` runs them with fused kernels."""
 
     slots: int
     max_positions: int
@@ -55,9 +53,7 @@ class Capacity:
 @dataclass(frozen=True)
 class Voice:
     """An encoded voice. `data` belongs to the model; `reference_frames` [R, ...], on the CPU, prime the codec.
-
-    `primed` caches the codec state after priming, by name: objects that list their tensors as `tensors`.
-    """
+    `primed` caches the codec state after priming, by name: objects that list their tensors as `tensors`."""
 
     data: Any
     reference_frames: Tensor | None = None
@@ -97,8 +93,7 @@ class Prompt(Protocol):
     @property
     def prefix(self) -> npt.NDArray[Any] | None:
         """The key of the prefix cache: contents of the leading tokens, [tokens, ...], without those of the new text and
-        without the last. Equal contents mean equal tokens. None if there is nothing to share.
-        """
+        without the last. Equal contents mean equal tokens. None if there is nothing to share."""
 
     @property
     def text_ids(self) -> int:
@@ -140,9 +135,7 @@ class SlotState(Protocol):
 
 class Codec(Protocol):
     """Frames to audio and back. A history holds the finite left context of every layer, by slot.
-
-    `...` is the shape of a frame: codes [K] int64 or a patch of latents [P, D].
-    """
+    `...` is the shape of a frame: codes [K] int64 or a patch of latents [P, D]."""
 
     sample_rate: int
     hop: int
@@ -152,9 +145,7 @@ class Codec(Protocol):
 
     def settle(self, wanted: str, batch: int, chunks: Sequence[int]) -> CodecChoice:
         """Choose the decoder's dtype; `wanted` is auto or a dtype. Call it before `allocate`. Synchronises.
-
-        Half precision is compared with float32 on `batch` streams, decoded in calls of `chunks` frames.
-        """
+        Half precision is compared with float32 on `batch` streams, decoded in calls of `chunks` frames."""
 
     def allocate(self, slots: int) -> Any:
         """A zeroed history for `slots` slots and the scratch slot."""
@@ -167,10 +158,8 @@ class Codec(Protocol):
 
     def decode(self, frames: Tensor, slots: Tensor | None = None, history: Any = None) -> Tensor:
         """Decode `frames` [B, T, ...] to PCM [B, T * hop] in [-1, 1], advancing `slots` of `history`.
-
         Capturable; no sync. Without a history it decodes whole sequences. Exact: chunks of any lengths give the whole
-        decode, up to rounding.
-        """
+        decode, up to rounding."""
 
     def encode(self, audio: Tensor) -> Tensor:
         """Encode mono `audio` [S] float32, at the encoder's sample rate, to frames [T, ...] that cover all of it."""
@@ -178,9 +167,7 @@ class Codec(Protocol):
 
 class SpeechModel(Protocol):
     """Text to frames: a prefill, then a frame step of fixed shape that appends one frame to each slot of the batch.
-
-    `state` comes from `allocate`, `prompts` from `prepare`. The protocols below are optional capabilities.
-    """
+    `state` comes from `allocate`, `prompts` from `prepare`. The protocols below are optional capabilities."""
 
     spec: ModelSpec
     codec: Codec
@@ -192,9 +179,7 @@ class SpeechModel(Protocol):
         self, request: SpeechRequest, segment: str, index: int, before: Sequence[Spoken], voice: Voice | None
     ) -> Prompt:
         """Build the prompt of segment number `index` of a resolved request, on the CPU.
-
-        `before` are the earlier segments; `request.max_frames` limits this one.
-        """
+        `before` are the earlier segments; `request.max_frames` limits this one."""
 
     def allocate(self, capacity: Capacity) -> SlotState:
         """Zeroed state of `capacity.slots` slots and the scratch slot. Raises `ConfigError` for a capacity that the
@@ -207,8 +192,7 @@ class SpeechModel(Protocol):
         """Copy `prompts`, for `slots` and `pages`, to the staging area on the device; returns the number of tokens
         staged, which excludes cached ones.
 
-        Does not wait for the copies; touches no state by slot; not capturable.
-        """
+        Does not wait for the copies; touches no state by slot; not capturable."""
 
     def admit(self, state: Any, slots: Tensor) -> None:
         """Reset `slots` and write the staged state to them, in the order of `stage`, ready for `prefill`.
@@ -216,22 +200,16 @@ class SpeechModel(Protocol):
 
     def prefill(self, state: Any, tokens: Tensor) -> None:
         """Run `tokens` [T] int64, indices into the staging area; their slots are then ready for `frame`. Capturable.
-
-        Index `max_tokens` is scratch, for padding. One call must run all tokens of a prompt.
-        """
+        Index `max_tokens` is scratch, for padding. One call must run all tokens of a prompt."""
 
     def frame(self, state: Any, slots: Tensor, record: list[Tensor] | None = None) -> None:
         """Decode step: append one frame to each of `slots`, advance `length`, set `done` at the end. Capturable.
-
         Slots that are done do not change. The frame of the end-of-speech decision is appended only if it is audio.
-        The logits [B, V] of every decision are appended to `record`, in order.
-        """
+        The logits [B, V] of every decision are appended to `record`, in order."""
 
     def check_kernels(self, state: Any, batch: int) -> None:
         """Compare each fused kernel of `frame` at batch size `batch` with its reference; disable any that disagrees.
-
-        Does not change `state`. Synchronises. A disabled kernel logs a warning. Does nothing on a CPU.
-        """
+        Does not change `state`. Synchronises. A disabled kernel logs a warning. Does nothing on a CPU."""
 
     @property
     def position_bytes(self) -> int:
@@ -253,8 +231,7 @@ class LiveTextModel(Protocol):
         """As `prepare`, for a segment that begins with `ids` of a `LiveText` (one at least); `append_text` adds the
         rest.
 
-        Frame n needs n pending ids, including those of the prompt, unless the text has ended.
-        """
+        Frame n needs n pending ids, including those of the prompt, unless the text has ended."""
 
     def append_text(
         self, state: Any, slots: Sequence[int], starts: Sequence[int], ids: Sequence[Sequence[int]]
@@ -275,9 +252,7 @@ class CloningModel(Protocol):
 
     def load_voice(self, saved: SavedVoice) -> Voice:
         """Restore a saved voice bit for bit, on the model's device.
-
-        `saved` is untrusted: raises `TensorMismatch` naming what does not fit a voice of this model.
-        """
+        `saved` is untrusted: raises `TensorMismatch` naming what does not fit a voice of this model."""
 
 
 @runtime_checkable
@@ -314,24 +289,18 @@ class ProfiledModel(Protocol):
 
     def parts(self, state: Any) -> Mapping[str, Callable[[Tensor], Any]]:
         """The parts of a frame, by name: `backbone`, `depth`, `sample`.
-
-        Each takes `slots`, is capturable, and may leave their state undefined.
-        """
+        Each takes `slots`, is capturable, and may leave their state undefined."""
 
     def frame_bytes(self, batch: int, context: int) -> int:
         """Bytes that one `frame` of `batch` slots at `context` positions must read, for the bandwidth floor.
-
-        Counts weights once for each pass that needs them, and KV once per slot.
-        """
+        Counts weights once for each pass that needs them, and KV once per slot."""
 
 
 @dataclass(frozen=True)
 class LoadedModel:
     """What `registry.load` returns: a model, its device and dtype, and its parameter counts by part.
-
     `skipped` names stored tensors that were not used (derived, or foreign to the model), except those that every
-    release holds for training alone. `quantization` is the format of the layers' weights; "none" is `dtype`.
-    """
+    release holds for training alone. `quantization` is the format of the layers' weights; "none" is `dtype`."""
 
     model: SpeechModel
     device: torch.device
@@ -344,10 +313,8 @@ class LoadedModel:
 @dataclass(frozen=True)
 class Description:
     """What `registry.describe` returns: facts about a model that is not allocated.
-
     `configuration`: sizes by name. `parameters`: parameter counts by part. `files`: elements stored in each released
-    file, unused ones included. `memory_bytes`: bytes by kind of memory.
-    """
+    file, unused ones included. `memory_bytes`: bytes by kind of memory."""
 
     spec: ModelSpec
     configuration: dict[str, str | int | float]

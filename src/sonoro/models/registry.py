@@ -1,8 +1,7 @@
 """Find and load a model by name: a folder, a hub id, the built-in voice or a released configuration.
 
 A family is one line in `FAMILIES`; its checkpoints are recognised by `model_type` in config.json, or else by
-`architecture`.
-"""
+`architecture`."""
 
 from __future__ import annotations
 
@@ -69,8 +68,7 @@ def load(
     capability 8.0 float16 for families that it holds, else float32. `load_format` "dummy" gives random weights in the
     shapes of `model`. `quantization` "int8" or "fp8" keeps layer weights in 8 bits. Raises `CheckpointNotFound`, which
     lists known models, `CheckpointError` for an unusable folder, `ConfigError` for an empty name, a bad device, dtype
-    or format, or a quantisation that the model or card lacks.
-    """
+    or format, or a quantisation that the model or card lacks."""
     if load_format not in ("auto", "dummy"):
         raise ConfigError("load_format", load_format, "it must be auto or dummy")
     torch_device = _device(device)
@@ -115,7 +113,6 @@ def check_units(quantization: str, on: Card) -> None:
 
 def offered(model: str | Path | None = None, on: Card | None = None) -> tuple[str, ...]:
     """The quantisations, "none" first, that `load` takes for `model`, named as there, on the card `on` (None: any).
-
     Raises as `load`."""
     return _offered(_find(model, is_dummy=True).family, on)
 

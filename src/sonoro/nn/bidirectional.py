@@ -15,9 +15,7 @@ from sonoro.ops.bidirectional import bidirectional_attention
 
 class BidirectionalStack(DecoderStack):
     """A stack without q/k norms over sequences of `tokens` positions; its output is the K positions of `kept`.
-
-    Call `finalize` once after loading.
-    """
+    Call `finalize` once after loading."""
 
     cos: Tensor
     sin: Tensor
@@ -35,8 +33,7 @@ class BidirectionalStack(DecoderStack):
 
     def see(self, x: Tensor) -> Tensor:
         """Run `x` [N, tokens, width] through all layers but not the final norm: [N * K, width]. The last layer computes
-        the kept positions only. Capturable; no sync; no autograd.
-        """
+        the kept positions only. Capturable; no sync; no autograd."""
         hidden, last = NormedRows(x.flatten(0, 1)), len(self.layers) - 1
         for index, layer in enumerate(cast(Sequence[DecoderLayer], self.layers)):
             kept = self.kept if index == last else slice(self.tokens)
@@ -49,9 +46,7 @@ class BidirectionalStack(DecoderStack):
 
     def check_bidirectional(self, count: int) -> None:
         """Compare every kernel of `see` with its reference at `count` sequences; disable any that disagrees.
-
-        Uses random inputs and the weights of the first layer. Synchronises; does nothing on a CPU.
-        """
+        Uses random inputs and the weights of the first layer. Synchronises; does nothing on a CPU."""
         layer = cast(DecoderLayer, self.layers[0])
         random, tolerance = random_like(self.norm.weight)
         given = (random(count * self.tokens, layer.self_attn.qkv_proj.out_features), (self.cos, self.sin))

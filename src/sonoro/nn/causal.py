@@ -1,8 +1,7 @@
 """Causal convolutions over [B, T, C] with their left context in a `Context`, so that streaming is exact.
 
 Channels are last in memory: a convolution of few columns is then one matrix product over windows, and a transposed
-convolution two products whose outputs are already in order.
-"""
+convolution two products whose outputs are already in order."""
 
 from __future__ import annotations
 
@@ -15,16 +14,12 @@ from sonoro.ops.causal import depthwise
 
 FEW_ROWS = 64
 """Up to this many output columns a convolution is one matrix product over copied windows.
-
-1024 to 1536 channels, kernel 7, 16 columns, float32 on 2 cores: 5.7 ms; oneDNN 25.7 ms. Equal from 64 columns on.
-"""
+1024 to 1536 channels, kernel 7, 16 columns, float32 on 2 cores: 5.7 ms; oneDNN 25.7 ms. Equal from 64 columns on."""
 
 
 class CausalLayer(nn.Module):
     """A layer whose left context is `length` columns of `width` channels, kept in the history under `key`.
-
-    `name_layers` sets the key.
-    """
+    `name_layers` sets the key."""
 
     key = ""
 
@@ -81,9 +76,7 @@ class CausalConv1d(CausalLayer):
 
 class CausalStridedConv1d(CausalLayer):
     """Strided causal convolution, [B, T, C_in] to [B, T / stride, C_out]; left context kernel - stride columns.
-
-    T must be a multiple of the stride.
-    """
+    T must be a multiple of the stride."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel: int, stride: int) -> None:
         super().__init__(kernel - stride, in_channels)
@@ -103,8 +96,7 @@ class CausalConvTranspose1d(CausalLayer):
         from t - 1  ....cut or past..|  kept           |
         from t                       |  kept           |  waits for the next call
 
-    The bias is added once to each output column; columns before the start are zeros.
-    """
+    The bias is added once to each output column; columns before the start are zeros."""
 
     memory_order = (2, 1, 0)
 

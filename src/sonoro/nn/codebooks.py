@@ -1,7 +1,6 @@
 """Residual vector quantisation with codebooks that are searched in a low-dimensional projection.
 
-Sequences are [B, T, C].
-"""
+Sequences are [B, T, C]."""
 
 from __future__ import annotations
 

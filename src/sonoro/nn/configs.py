@@ -44,8 +44,7 @@ def read_released(
 ) -> T:
     """The dataclass `kind` from config.json of the folder `source`, or for a name from `configs/<name>.json` of
     `package`. `expected` lists keys, their values and the only supported ones. Raises `CheckpointError` naming the file
-    and key.
-    """
+    and key."""
     if isinstance(source, Path):
         config = read_config(kind, source / "config.json")
     else:
@@ -61,8 +60,7 @@ def build(kind: type[T], values: dict[str, Any], where: str) -> T:
     """`values` as the dataclass `kind`. Unknown keys are ignored; null counts as absent for a field with a default,
     unless the default is a list.
 
-    Raises `CheckpointError`, which begins with `where`, for a key that is missing, of a wrong type or out of range.
-    """
+    Raises `CheckpointError`, which begins with `where`, for a key that is missing, of a wrong type or out of range."""
     try:
         config = msgspec.convert(_without_nulls(values, kind), kind)
     except msgspec.ValidationError as error:

@@ -18,9 +18,7 @@ def calls(steps: int) -> int:
 
 def schedule(steps: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Times at which a solver of `steps` ODE steps calls the network, and the step sizes: [calls] each, on the CPU.
-
-    Every operation is rounded to `dtype` as in the official code: each time is the one before less its rounded size.
-    """
+    Every operation is rounded to `dtype` as in the official code: each time is the one before less its rounded size."""
     index = torch.arange(steps + 1, dtype=dtype)
     size = torch.tensor(-1 / steps, dtype=dtype)
     even = torch.where(index < (steps + 1) // 2, 1 + size * index, 0 - size * (steps - index))

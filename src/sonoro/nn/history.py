@@ -1,7 +1,6 @@
 """Causal layer state per slot: the finite left context of convolutions and window attention, in static tensors.
 
-A layout gives, for each layer's key, how many columns are kept and how wide they are. Sequences are [B, T, C].
-"""
+A layout gives, for each layer's key, how many columns are kept and how wide they are. Sequences are [B, T, C]."""
 
 from __future__ import annotations
 
@@ -76,8 +75,7 @@ class History:
     """Left context of `slots` slots and a scratch slot, zeroed: `columns` [slots + 1, L, C] by key, and `seen`
     [slots + 1] int64, how many columns each slot has been given.
 
-    Every tensor is allocated here, once; changed only through `reset`, `load` and the contexts of `at`.
-    """
+    Every tensor is allocated here, once; changed only through `reset`, `load` and the contexts of `at`."""
 
     def __init__(self, layout: Layout, slots: int, *, device: torch.device | str, dtype: torch.dtype) -> None:
         self.columns = {

@@ -1,8 +1,7 @@
 """Paged KV cache of a decoder stack.
 
 The page table maps the positions of a slot to pages. Positions past a slot's live length may hold anything, NaN
-included: no result depends on them.
-"""
+included: no result depends on them."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ class PackedTokens(NamedTuple):
     """Prompt tokens packed back to back: for each token its slot, its position, and the index in the packed sequence
     where its prompt starts; [T] int64 each.
 
-    If a prompt's first token has a position above 0, the positions before it are cached on whole pages of its slot.
-    """
+    If a prompt's first token has a position above 0, the positions before it are cached on whole pages of its slot."""
 
     slots: Tensor
     positions: Tensor
@@ -42,10 +40,8 @@ class PackedTokens(NamedTuple):
 @dataclass(frozen=True)
 class PagedKVCache:
     """`keys` and `values` [layers, pages + 1, page positions, kv heads, D], and `page_table` [slots, pages per slot].
-
     The last page is scratch. The cache stores no lengths: the caller knows how many positions of a slot are live.
-    Stacks with equal heads may share one cache, their layers concatenated: each gets its `part`.
-    """
+    Stacks with equal heads may share one cache, their layers concatenated: each gets its `part`."""
 
     keys: Tensor
     values: Tensor
@@ -72,8 +68,7 @@ class PagedKVCache:
 
     def fill(self, rows: PackedTokens) -> Attend:
         """An `Attend` for `DecoderStack.forward` over packed prompts [1, T, width]: it writes their keys and values to
-        the pages, then runs varlen attention. Pages of a cached prefix are only read. Capturable; no sync.
-        """
+        the pages, then runs varlen attention. Pages of a cached prefix are only read. Capturable; no sync."""
         page, place = rows.positions // self.page_positions, rows.positions % self.page_positions
         pages = self.page_table[rows.slots, page].long()
         shared, slots = rows.cached_lengths, rows.slots.contiguous()

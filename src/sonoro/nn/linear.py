@@ -1,8 +1,7 @@
 """Linear layers: every weight product of a language model and of its flow-matching network.
 
 Only this module knows how a weight is stored: in the dtype of the activations, or in 8 bits with a scale per output
-channel. A codec's fused decoder uses `sonoro.ops.conv` instead.
-"""
+channel. A codec's fused decoder uses `sonoro.ops.conv` instead."""
 
 from __future__ import annotations
 
@@ -72,8 +71,7 @@ class Linear(nn.Linear):
     sizes where that is faster.
 
     The other methods fuse the product with the operation before or after it, for `x` [B, K] of one token per row,
-    without bias and autograd. They can be captured. Each has a check that compares its kernel with its reference.
-    """
+    without bias and autograd. They can be captured. Each has a check that compares its kernel with its reference."""
 
     scale: Tensor | None
     wide: Tensor | None
@@ -237,8 +235,7 @@ def lay_out_by_input(module: nn.Module) -> None:
     bits stay as they are.
 
     For decoding on a CPU: a product with one row then streams the weight in order, at twice the speed where it comes
-    from memory (23 GB/s instead of 11, float32 [1536, 256], one core of an AMD EPYC).
-    """
+    from memory (23 GB/s instead of 11, float32 [1536, 256], one core of an AMD EPYC)."""
     for part in module.modules():
         if isinstance(part, Linear) and part.scale is None:
             part.weight.data = part.weight.t().contiguous().t()

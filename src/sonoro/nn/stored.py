@@ -1,8 +1,7 @@
 """Read a checkpoint's files as tensors by name, in any supported format, and decide which of them a module needs.
 
 Formats are safetensors and `torch.save` (tensors only). An int8 tensor with a tensor `<name>_scale` [rows] beside it
-is dequantised: it counts as one float tensor.
-"""
+is dequantised: it counts as one float tensor."""
 
 from __future__ import annotations
 
@@ -59,8 +58,7 @@ def find(file: Path) -> list[Path]:
     format.
 
     Safetensors come first, then `pytorch_model.bin` and the like; `[file]` if there are none. Raises
-    `CheckpointError` for an unreadable index.
-    """
+    `CheckpointError` for an unreadable index."""
     for name in (f"{file.stem}.safetensors", f"pytorch_{file.stem}.bin", f"{file.stem}.bin", f"{file.stem}.pth"):
         index = file.with_name(f"{name}.index.json")
         if index.is_file():
@@ -80,10 +78,8 @@ def _shards(index: Path) -> list[Path]:
 
 def headers(files: Iterable[Path]) -> dict[str, Entry]:
     """The entries of all tensors in `files` by name; reads no values.
-
     Raises `CheckpointNotFound` for a missing file, `CheckpointError` for a damaged one, `TensorMismatch` for a tensor
-    in more than one file.
-    """
+    in more than one file."""
     entries = (_header(file) if _is_safe(file) else entries_of(torch_file.read(file, "meta"), file) for file in files)
     return _whole(_joined(entries))
 
@@ -125,8 +121,7 @@ def entries_of(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Entry]:
 @contextmanager
 def opened(files: Sequence[Path]) -> Iterator[tuple[dict[str, Entry], Callable[[str], Tensor]]]:
     """A context that gives the `headers` of `files` and a function from name to tensor, memory-mapped on the CPU.
-    Raises as `headers`.
-    """
+    Raises as `headers`."""
     pickled = {file: torch_file.read(file, "cpu") for file in files if not _is_safe(file)}
     found = _joined(entries_of(pickled[file], file) if file in pickled else _header(file) for file in files)
     scaled = _scaled(found)
@@ -163,8 +158,7 @@ def sort_out(
     Skipped are derived tensors (rotary tables, masks, integers, a head tied to an embedding: `check_tied`), training
     state, and whole modules that the model lacks. `unused` tensors may be present, in their shape. Raises
     `TensorMismatch`, which begins with `where`, for an expected tensor that is missing, misshapen or no float, and for
-    any other tensor within a module of the model: ignoring it would change the model's output.
-    """
+    any other tensor within a module of the model: ignoring it would change the model's output."""
     own = {_module(name) for name in expected}
     skipped = tuple(
         name

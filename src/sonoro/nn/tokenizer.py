@@ -63,9 +63,7 @@ class TextTokenizer:
 
     def chinese_characters(self) -> dict[int, tuple[int, ...]]:
         """Ids of tokens of several Chinese characters, each with the ids of its characters.
-
-        A leading `▁` (space) is dropped; a character without a token of its own becomes `<unk>`.
-        """
+        A leading `▁` (space) is dropped; a character without a token of its own becomes `<unk>`."""
         known = self.vocabulary
         chinese = {token for token in known if len(token) > 1 and all("\u4e00" <= one <= "\u9fff" for one in token)}
         found = {index: bare for token, index in known.items() if (bare := token.replace("▁", "")) in chinese}

@@ -1,6 +1,5 @@
 """Read tensors by name from a `torch.save` file (without running its code) or a safetensors file, and fold weight norm
-into plain weights.
-"""
+into plain weights."""
 
 from __future__ import annotations
 
@@ -29,10 +28,8 @@ _UNREADABLE = (OSError, EOFError, RuntimeError, ValueError, LookupError, pickle.
 
 def read(file: Path, device: str) -> dict[str, Tensor]:
     """The tensors of `file`, or of the dictionary `state_dict` in it, by name; on the meta device without values.
-
     The suffix .safetensors decides the format. Raises `CheckpointNotFound`, or `CheckpointError` for a file that
-    cannot be read or holds anything but tensors.
-    """
+    cannot be read or holds anything but tensors."""
     if not file.is_file():
         raise CheckpointNotFound(f"{file} does not exist")
     try:
@@ -70,9 +67,7 @@ def folded_name(name: str) -> str:
 
 def fold_norms(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Tensor]:
     """`tensors` with each weight norm folded into its weight, float32: unit rows (dimension 0) times their lengths.
-
-    Raises `TensorMismatch`, naming `file`, if half of a norm is missing or misshapen, or the weight is stored twice.
-    """
+    Raises `TensorMismatch`, naming `file`, if half of a norm is missing or misshapen, or the weight is stored twice."""
     folded = dict(tensors)
     for ends in NORM_SPELLINGS:
         stems = {name.removesuffix(end): None for name in tensors for end in ends if name.endswith(end)}
@@ -94,7 +89,6 @@ def fold_norms(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Tensor]:
 
 def _rows(lengths: Tensor, directions: Tensor) -> Tensor:
     """`directions` scaled to rows of norm `lengths`. Not for the meta device, where the first norm imports a compiler
-    (1 s).
-    """
+    (1 s)."""
     norms = torch.linalg.vector_norm(directions, dim=tuple(range(1, directions.ndim)), keepdim=True)
     return directions * (lengths / norms)

@@ -3,8 +3,7 @@
 `forward` runs whole sequences, differentiably: `attend` receives (layer index, queries, keys, values), each
 [B, T, heads, D], returns [B, T, query heads, D], and stores keys and values if it likes (`sonoro.nn.kvcache`). `step`
 runs one or a few positions per slot and `prefill` packed prompts, both with fused kernels. The three are tested against
-each other.
-"""
+each other."""
 
 from __future__ import annotations
 
@@ -33,9 +32,7 @@ Rotary = tuple[Tensor, Tensor]
 @dataclass(frozen=True)
 class DecoderConfig:
     """Sizes of a stack: `heads` query heads, `kv_heads` key/value heads (GQA); and its rotary embedding.
-
-    Raises `CheckpointError` unless `heads` is a multiple of `kv_heads` and `head_width` is even.
-    """
+    Raises `CheckpointError` unless `heads` is a multiple of `kv_heads` and `head_width` is even."""
 
     width: int
     intermediate: int
@@ -68,9 +65,7 @@ class DecoderConfig:
 
 def rotary_tables(positions: Tensor, width: int, theta: float, dtype: torch.dtype) -> Rotary:
     """cos and sin [..., 1, width] in `dtype` for `positions` [...] int64, computed in float32 or wider.
-
-    Pairs are (i, i + width / 2), as in transformers' LLaMA; the first half of sin is negated.
-    """
+    Pairs are (i, i + width / 2), as in transformers' LLaMA; the first half of sin is negated."""
     wide = torch.promote_types(dtype, torch.float32)
     return rotary_of_angles(positions[..., None, None].to(wide), width, theta, dtype)
 
@@ -93,8 +88,7 @@ def split_pairs(weight: Tensor, heads: int, head_width: int) -> Tensor:
     """Reorder the rows of a QKV `weight` [rows, C] from interleaved rotary pairs (2i, 2i + 1) to half-split pairs
     (i, i + D / 2), which `rotate` uses.
 
-    Applies to the first `heads` heads, queries and keys; the rows of values keep their order.
-    """
+    Applies to the first `heads` heads, queries and keys; the rows of values keep their order."""
     rotated, values = weight.tensor_split([heads * head_width])
     pairs = rotated.unflatten(0, (heads, head_width // 2, 2))
     return torch.cat([pairs.transpose(1, 2).flatten(0, 2), values])
@@ -184,7 +178,6 @@ class DecoderLayer(nn.Module):
 
     def complete(self, x: Tensor, heads: Tensor, norm: RMSNorm | None) -> NormedRows:
         """Everything after the attention: output projection, residual and feed-forward; no autograd.
-
         `x` [B, width] is the layer's input, `heads` [B, heads * D] the attention's output, `norm` the next layer's
         input norm, which is fused where a kernel can."""
         attention, feed = self.self_attn, self.mlp
@@ -195,7 +188,6 @@ class DecoderLayer(nn.Module):
 
     def check_kernels(self, rows: int) -> None:
         """Compare the kernels of `project` and `complete` with their references on `rows` random rows.
-
         With one row, the E4M3 kernels are compared at all of their sizes: prompts have sizes that no batch has."""
         attention, feed, first, second = self.self_attn, self.mlp, self.input_layernorm, self.post_attention_layernorm
         random, tolerance = random_like(first.weight)
@@ -282,8 +274,7 @@ class DecoderStack(nn.Module):
 
         Row t * B + b of `x` is position `positions[b]` + t of `slots[b]` ([B] int64 both); its keys and values are
         written to `cache`, and it attends to all positions up to its own. `rotary`: tables by position,
-        [P, 1, head width]. `watch` records attention weights, if T is 1. Capturable; no sync; no autograd.
-        """
+        [P, 1, head width]. `watch` records attention weights, if T is 1. Capturable; no sync; no autograd."""
         hidden = NormedRows(x)
         for index, layer in enumerate(cast(Sequence[DecoderLayer], self.layers)):
             kv = PagedKV(cache.keys[index], cache.values[index], cache.page_table, slots)
@@ -306,8 +297,7 @@ class DecoderStack(nn.Module):
 
         Writes keys and values to the pages of each token's slot. `rotary`: tables by position, [P, 1, head width].
         With `is_output_used` false the last layer only writes its keys and values, and the result is undefined. Equal
-        to `forward` with `PagedKVCache.fill`, with fused kernels. Capturable; no sync; no autograd.
-        """
+        to `forward` with `PagedKVCache.fill`, with fused kernels. Capturable; no sync; no autograd."""
         slots, positions, starts = (rows.contiguous() for rows in tokens)
         cached, hidden = tokens.cached_lengths, NormedRows(x)
         for index, layer in enumerate(cast(Sequence[DecoderLayer], self.layers)):
@@ -329,8 +319,7 @@ class DecoderStack(nn.Module):
         a cached prefix, with their references; disable any that disagrees.
 
         Uses random inputs, the weights of the first layer, and contexts of up to two pages of `page` positions, or one
-        if `table` [.., 1] (not written) has room for one. Synchronises; does nothing on a CPU.
-        """
+        if `table` [.., 1] (not written) has room for one. Synchronises; does nothing on a CPU."""
         layer, config = cast(DecoderLayer, self.layers[0]), self.config
         layer.check_kernels(tokens * batch)
         attention, weight = layer.self_attn, self.norm.weight

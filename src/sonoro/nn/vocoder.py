@@ -25,9 +25,7 @@ UNIT_DILATIONS = (1, 3, 9)
 
 class Snake(nn.Module, ABC):
     """x + scale * sin(rate * x)^2 by channel of [B, T, C]; a subclass derives rate and scale from its parameters.
-
-    `finalize` stores both, for use without gradients.
-    """
+    `finalize` stores both, for use without gradients."""
 
     rate: Tensor | None
     scale: Tensor | None

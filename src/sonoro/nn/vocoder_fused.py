@@ -2,8 +2,7 @@
 and results; for inference on a GPU.
 
 Each kernel writes two outputs: the residual stream, and the input of the next layer, activated and with that layer's
-left context in front.
-"""
+left context in front."""
 
 from __future__ import annotations
 
@@ -90,9 +89,7 @@ def _folded(layer: WindowLayer) -> list[Tensor]:
 
 def keep_folded(module: nn.Module) -> None:
     """Keep only the folded matrices of every `WindowLayer` in `module`, which can then only run fused.
-
-    Shapes and first rows of its own matrices stay, for `fingerprint`.
-    """
+    Shapes and first rows of its own matrices stay, for `fingerprint`."""
     for layer in [part for part in module.modules() if isinstance(part, WindowLayer)]:
         attention, feed = layer.self_attn, layer.mlp
         layer.folded_qkv, layer.folded_out, layer.folded_gate_up, layer.folded_down = _folded(layer)
@@ -108,9 +105,7 @@ def fold_layers(layers: WindowLayers) -> list[FoldedLayer]:
 
 class FusedVocoder:
     """An `Upsampler` and a `Vocoder`, both finalized, as fused kernels; residual streams are in `stream_dtype`.
-
-    Shares their weights, except for small ones that are folded. Capturable.
-    """
+    Shares their weights, except for small ones that are folded. Capturable."""
 
     def __init__(self, upsampler: Upsampler, vocoder: Vocoder, stream_dtype: torch.dtype) -> None:
         self.stream_dtype, self.blocks = stream_dtype, FusedBlocks(vocoder, vocoder.bound, stream_dtype)
@@ -139,8 +134,7 @@ class _Reader(NamedTuple):
 
 class FusedBlocks:
     """The layers of a finalized `Vocoder` as fused kernels: a convolution, upsampling blocks, an activation, and a
-    last convolution whose samples are limited to [-1, 1] by `bound` (clamp or tanh).
-    """
+    last convolution whose samples are limited to [-1, 1] by `bound` (clamp or tanh)."""
 
     def __init__(self, layers: Iterable[nn.Module], bound: Bound, stream_dtype: torch.dtype) -> None:
         first, *blocks, activation, last = layers

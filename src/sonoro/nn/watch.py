@@ -16,10 +16,8 @@ from sonoro.ops.pointer import Watched, point
 @dataclass(frozen=True)
 class HeadWatch:
     """Attention weights of H watched heads in the last decode step: `attention` [slots + 1, H, W] float32, by slot.
-
     Column w is position start + w of the slot's row of `spans` [slots + 1, 2] int64 (start, count); with `is_whole`
-    the span is all positions. `heads`: watched heads by layer, int64 [h] each, in the order of `attention`'s axis H.
-    """
+    the span is all positions. `heads`: watched heads by layer, int64 [h] each, in the order of `attention`'s axis H."""
 
     heads: dict[int, Tensor]
     spans: Tensor
@@ -46,7 +44,6 @@ class HeadWatch:
 
     def keep(self, layer: int, *given: Any) -> None:
         """Write the attention of the watched heads of `layer`, if it has any, to `attention`.
-
         Call it after `decode_attention` of this layer, with the same arguments. Capturable; no sync."""
         if layer in self.heads:
             first = sum(len(heads) for at, heads in self.heads.items() if at < layer)

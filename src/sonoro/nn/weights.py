@@ -1,8 +1,7 @@
 """Load a module's tensors from checkpoint files, or fill them with random numbers.
 
 Names are those of the file, except for fusions: tensors that are stored separately and concatenated on dim 0. Modules
-are built on the meta device and filled here, so each tensor is allocated once, in its final dtype and on its device.
-"""
+are built on the meta device and filled here, so each tensor is allocated once, in its final dtype and on its device."""
 
 from __future__ import annotations
 
@@ -39,10 +38,8 @@ READERS = 8
 @dataclass(frozen=True)
 class Fusion:
     """Tensors stored as `parts` that the module holds concatenated as `target`, for names that start with `prefix`.
-
     `parts` maps each stored name to its share of the rows, in order: `{"q_proj": 16, "k_proj": 8, "v_proj": 8}`.
-    A single part is a rename.
-    """
+    A single part is a rename."""
 
     prefix: str
     target: str
@@ -124,8 +121,7 @@ def load(
 
     The files together must match the module (`stored.sort_out`). `spell` maps a name to the one in the files. Each
     tensor is cast once, to `dtype_of(its name in the module)`. Raises `CheckpointNotFound` for a missing file,
-    `CheckpointError` for a damaged one, `TensorMismatch` naming tensors, files and shapes.
-    """
+    `CheckpointError` for a damaged one, `TensorMismatch` naming tensors, files and shapes."""
     where = ", ".join(map(str, files))
     expected = _spelled(stored_shapes(module, fusions), spell)
     with stored.opened(files) as (headers, get):
@@ -151,9 +147,7 @@ def check(
     module: nn.Module, files: Sequence[Path], *, fusions: Sequence[Fusion] = (), spell: Callable[[str], str] = str
 ) -> dict[str, Shape]:
     """Check that `load` would accept `files`, except that tied heads are not compared; reads no values.
-
-    Returns stored names (before `spell`) and shapes of the module's tensors. Raises as `load`.
-    """
+    Returns stored names (before `spell`) and shapes of the module's tensors. Raises as `load`."""
     expected = stored_shapes(module, fusions)
     where = ", ".join(map(str, files))
     stored.sort_out(stored.headers(files), _spelled(expected, spell), {}, where=where)
@@ -177,9 +171,7 @@ def count_parts(shapes: Mapping[str, Shape], parts: Mapping[str, tuple[str, ...]
 @dataclass(frozen=True)
 class DummyRule:
     """Random values for tensors whose name matches the regex `pattern`: N(mean, std^2).
-
-    Without `std` it is `gain / sqrt(fan_in(shape))`, so outputs have about `gain` times the magnitude of inputs.
-    """
+    Without `std` it is `gain / sqrt(fan_in(shape))`, so outputs have about `gain` times the magnitude of inputs."""
 
     pattern: str
     mean: float = 0.0
@@ -220,10 +212,8 @@ def init_dummy(
     device: torch.device,
 ) -> None:
     """Fill every parameter and persistent buffer of `module` with random numbers.
-
     The first of `rules` that matches a name applies; otherwise weights are fan-in scaled, biases N(0, .02^2) and
-    norm weights N(1, .1^2). Values depend on seed, name, shape, dtype and device type alone.
-    """
+    norm weights N(1, .1^2). Values depend on seed, name, shape, dtype and device type alone."""
 
     def random_value(name: str, shape: Shape) -> Tensor:
         rule = next(rule for rule in (*rules, *_DEFAULT_RULES) if re.search(rule.pattern, name))
@@ -239,8 +229,7 @@ def fill(module: nn.Module, value_of: Callable[[str, Shape], Tensor], readers: i
     """Set every parameter and persistent buffer of `module` to `value_of(name, shape)`; a `Linear` may store its weight
     in another form (`Linear.stored`).
 
-    With `readers` above 1, `value_of` runs in that many threads, at most that many values ahead.
-    """
+    With `readers` above 1, `value_of` runs in that many threads, at most that many values ahead."""
     layers = {f"{name}.weight": layer for name, layer in module.named_modules() if isinstance(layer, Linear)}
     values = {}
     with torch.no_grad():

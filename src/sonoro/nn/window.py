@@ -1,7 +1,6 @@
 """Transformer layers of a codec with causal sliding-window attention.
 
-Sequences are [B, T, C]. A `Context` keeps the rotated keys and the values of the window, so that streaming is exact.
-"""
+Sequences are [B, T, C]. A `Context` keeps the rotated keys and the values of the window, so that streaming is exact."""
 
 from __future__ import annotations
 
@@ -70,10 +69,8 @@ class WindowAttention(CausalLayer):
 
 class WindowLayer(nn.Module):
     """One pre-norm layer with layer scales; Q, K and V are one projection, and so are gate and up.
-
     The `folded` matrices are those of its fused form, if they are kept in place of its own (see
-    `nn.vocoder_fused.keep_folded`).
-    """
+    `nn.vocoder_fused.keep_folded`)."""
 
     folded_qkv: Tensor | None
     folded_out: Tensor | None

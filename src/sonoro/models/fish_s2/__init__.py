@@ -1,4 +1,3 @@
 """Fish Audio S2 Pro, loaded from its released folder. Contains no official code.
 
-The weights are for research and other non-commercial use only (Fish Audio Research License).
-"""
+The weights are for research and other non-commercial use only (Fish Audio Research License)."""

@@ -1,7 +1,6 @@
 """The slow AR (backbone) and the fast AR (depth model): modules under the released names.
 
-The decode step is in `frame.py`.
-"""
+The decode step is in `frame.py`."""
 
 from __future__ import annotations
 
@@ -22,9 +21,7 @@ from .config import ModelConfig, StackConfig, decoder_config
 
 class DualAR(nn.Module):
     """All modules of the released safetensors files. Call `finalize` once the weights are final.
-
-    The slow AR's head has `codes` + 1 outputs: the codes of codebook 0, then the end of speech.
-    """
+    The slow AR's head has `codes` + 1 outputs: the codes of codebook 0, then the end of speech."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -66,10 +63,8 @@ class DualAR(nn.Module):
 
     def embed(self, columns: Tensor) -> Tensor:
         """Embed columns [..., 1 + K] int64 of a token id and K codes: [..., H].
-
         If the token is a code of codebook 0, the codes' embeddings are added and the sum is divided by sqrt(K + 1),
-        rounding after each operation.
-        """
+        rounding after each operation."""
         tokens, config = columns[..., 0], self.config
         is_code = (tokens >= config.semantic_start_token_id) & (tokens <= config.semantic_end_token_id)
         text = self.slow.embeddings(tokens)
@@ -79,9 +74,7 @@ class DualAR(nn.Module):
     @property
     def feedback(self) -> Feedback:
         """The feedback of a frame: equals `embed` of its column, but reads the rows of the head.
-
-        The first frame cannot end speech: as in the official code, an end there is fed back as that token.
-        """
+        The first frame cannot end speech: as in the official code, an end there is fed back as that token."""
         table, first, divisor = self.fast.codebook_embeddings.weight, self.head.weight, math.sqrt(self.codebooks + 1)
 
         def embed(codes: Tensor) -> Tensor:

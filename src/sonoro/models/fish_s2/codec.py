@@ -14,9 +14,7 @@ from .encoder import CodecEncoder
 
 class FishCodec(StreamingCodec):
     """`sonoro.models.base.Codec` of Fish S2.
-
-    Call `finalize` once after loading. Raises `CheckpointError` for an inconsistent configuration.
-    """
+    Call `finalize` once after loading. Raises `CheckpointError` for an inconsistent configuration."""
 
     def __init__(self, config: CodecConfig) -> None:
         super().__init__(config.sample_rate, CodecDecoder(config), FusedDecoder)

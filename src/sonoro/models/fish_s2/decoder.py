@@ -1,8 +1,7 @@
 """The codec decoder: frames of codes to audio, with causal layers that stream exactly; and the codebooks, which the
 encoder shares.
 
-Sequences are [B, T, C]. Rotary pairs are (i, i + D / 2); released weights have interleaved pairs, reordered at load.
-"""
+Sequences are [B, T, C]. Rotary pairs are (i, i + D / 2); released weights have interleaved pairs, reordered at load."""
 
 from __future__ import annotations
 
@@ -50,9 +49,7 @@ _ENCODER_TRANSFORMER = replace(_TRANSFORMER, layers=4, window=512)
 @dataclass(frozen=True)
 class CodecConfig:
     """Sizes of the codec; defaults are those of the released one, whose folder does not store them.
-
-    `encoder_transformer` follows the encoder's last block; `transformer` is used before and after the codebooks.
-    """
+    `encoder_transformer` follows the encoder's last block; `transformer` is used before and after the codebooks."""
 
     sample_rate: int = 44100
     encoder_dim: int = 64
@@ -93,9 +90,7 @@ class Quantizer(nn.Module):
 
 class CodecDecoder(nn.Module):
     """Frames to audio, `hop` samples each. Follows fishaudio/fish-speech fish_speech/models/dac/modded_dac.py DAC.
-
-    `layout` is that of its `History`; `reach_frames` the receptive field of the state of `render`.
-    """
+    `layout` is that of its `History`; `reach_frames` the receptive field of the state of `render`."""
 
     def __init__(self, config: CodecConfig) -> None:
         super().__init__()

@@ -3,8 +3,7 @@
     python official.py FOLDER ASKED.json MADE.npz
 
 `sonoro.profile.official` defines both files. Must not import sonoro, which that interpreter lacks; the official code
-(fish_speech, under the Fish Audio Research License) is imported on use.
-"""
+(fish_speech, under the Fish Audio Research License) is imported on use."""
 
 from __future__ import annotations
 

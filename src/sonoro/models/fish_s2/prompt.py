@@ -1,7 +1,6 @@
 """Text to prompt tokens: conversation layout and speaker turns. Runs on the CPU.
 
-A row of a prompt: token id, and K codes if it is a code of codebook 0.
-"""
+A row of a prompt: token id, and K codes if it is a code of codebook 0."""
 
 from __future__ import annotations
 
@@ -48,10 +47,8 @@ class FishVoice:
 
 class ConversationBuilder:
     """Builds the prompts of segments: a system message, earlier turns with their frames, and the turn to speak.
-
     Follows fishaudio/fish-speech fish_speech/models/text2semantic/inference.py `generate_long`. Raises
-    `CheckpointError` if the tokeniser does not match `config`.
-    """
+    `CheckpointError` if the tokeniser does not match `config`."""
 
     def __init__(self, config: ModelConfig, tokenizer: TextTokenizer) -> None:
         self.config = config
@@ -77,9 +74,7 @@ class ConversationBuilder:
         self, text: str, controls: Controls, earlier: Sequence[Spoken] = (), voice: Voice | None = None
     ) -> RowPrompt:
         """Build the prompt of `text` after the turns `earlier`, spoken as `voice`.
-
-        Raises `InvalidRequest` for text with a control token, or too long for the model.
-        """
+        Raises `InvalidRequest` for text with a control token, or too long for the model."""
         named = _with_speakers([*(said for said, _ in earlier), text])
         *said, asked = map(self._asked, named)
         turns = [
@@ -164,9 +159,7 @@ def _special_ids(config: ModelConfig) -> dict[str, int | None]:
 
 def split_turns(text: str) -> list[SpokenText]:
     """Split `text` at its `<|speaker:N|>` tags into segments of some turns each; without tags it is one segment.
-
-    Text before the first tag is a segment of its own; the official code drops it.
-    """
+    Text before the first tag is a segment of its own; the official code drops it."""
     whole, starts = SpokenText(text), [found.start() for found in _SPEAKER.finditer(text)]
     if not starts:
         return [whole]

@@ -20,9 +20,7 @@ from .prompt import FishVoice
 @torch.no_grad()
 def encode_voice(references: Sequence[Reference], codec: FishCodec, device: torch.device) -> Voice:
     """Encode `references`, one for each speaker, in order. The voice does not prime the codec.
-
-    Raises `InvalidReference` for one without a transcript, or not of 0.5 s to 60 s.
-    """
+    Raises `InvalidReference` for one without a transcript, or not of 0.5 s to 60 s."""
     frames = []
     for reference in references:
         if reference.use != "prompt" or reference.text is None:

@@ -1,7 +1,6 @@
 """How a checkpoint's tensors are stored: released names, fusions and parts.
 
-Older spellings are read too: separate Q, K and V, and the official code's own names.
-"""
+Older spellings are read too: separate Q, K and V, and the official code's own names."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The talker and its code predictor: modules under the released names, and prompt embeddings.
 
-The decode step is in `frame.py`.
-"""
+The decode step is in `frame.py`."""
 
 from __future__ import annotations
 
@@ -24,9 +23,7 @@ LARGEST_CPU_TEXT_TABLE = 16384
 
 class Talker(nn.Module):
     """All modules under `talker.` in a checkpoint.
-
-    `finalize` derives tables for inference from final weights; with gradients enabled they are not used.
-    """
+    `finalize` derives tables for inference from final weights; with gradients enabled they are not used."""
 
     def __init__(self, config: TalkerConfig) -> None:
         super().__init__()
@@ -63,9 +60,7 @@ class Talker(nn.Module):
     @torch.no_grad()
     def finalize(self) -> None:
         """Compute the tables for inference; call it again if the weights change.
-
-        The code embeddings become views of one table, in place.
-        """
+        The code embeddings become views of one table, in place."""
         ids = self.config.text_vocab_size
         self.text_table = None
         if self.device.type != "cpu" or ids <= LARGEST_CPU_TEXT_TABLE:
@@ -91,9 +86,7 @@ class Talker(nn.Module):
 
     def fold_text(self) -> None:
         """Free the text embedding (622 MB of the 1.7B) if `finalize` has projected it; training is then impossible.
-
-        Its shape and first row stay, for `fingerprint`.
-        """
+        Its shape and first row stay, for `fingerprint`."""
         self.is_text_folded = self.text_table is not None
         if self.is_text_folded:
             weight = self.model.text_embedding.weight
@@ -112,10 +105,8 @@ class Talker(nn.Module):
 
     def embed_rows(self, text_rows: Tensor, code_rows: Tensor, x_vectors: Tensor | None = None) -> Tensor:
         """Embed prompt tokens of ids `text_rows` [...] and `code_rows` [..., K] int64 (-1 for none): [..., H].
-
         `x_vectors` [..., H] are added on the code side. Rounds as the official code: the sum of the code side once,
-        then the sum of both sides.
-        """
+        then the sum of both sides."""
         text = self.embed_text(text_rows.clamp_min(0)).masked_fill((text_rows < 0)[..., None], 0.0)
         codes = self.embed_codes(code_rows.clamp_min(0)).masked_fill((code_rows < 0)[..., None], 0.0).sum(-2)
         return text + (codes if x_vectors is None else codes + x_vectors.to(codes.dtype))

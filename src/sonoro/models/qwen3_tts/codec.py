@@ -16,9 +16,7 @@ from .encoder import CodecEncoder
 
 class Qwen3Codec(StreamingCodec):
     """`sonoro.models.base.Codec` of Qwen3-TTS. Its state_dict matches the file in speech_tokenizer.
-
-    Call `finalize` once after loading. Raises `CheckpointError` for an inconsistent configuration.
-    """
+    Call `finalize` once after loading. Raises `CheckpointError` for an inconsistent configuration."""
 
     def __init__(self, config: CodecConfig) -> None:
         super().__init__(config.output_sample_rate, CodecDecoder(config.decoder_config), FusedDecoder)
@@ -31,9 +29,7 @@ class Qwen3Codec(StreamingCodec):
     @torch.no_grad()
     def encode(self, audio: Tensor) -> Tensor:
         """Encode mono `audio` [S] at `sample_rate` to frames [T, K] int64, T = ceil(S / hop). No sync.
-
-        Raises `CheckpointError` if the checkpoint has no encoder.
-        """
+        Raises `CheckpointError` if the checkpoint has no encoder."""
         if self.encoder is None:
             raise CheckpointError("speech_tokenizer/config.json has no encoder_config: this codec cannot encode audio")
         with self.hearing(audio) as heard:

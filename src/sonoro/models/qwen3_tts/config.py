@@ -1,8 +1,7 @@
 """The configuration files of a Qwen3-TTS checkpoint as frozen dataclasses; unused keys are ignored.
 
 Field names are those of the released config.json files, defaults those of the official classes, which leave out values
-equal to their defaults when they save a checkpoint.
-"""
+equal to their defaults when they save a checkpoint."""
 
 from __future__ import annotations
 

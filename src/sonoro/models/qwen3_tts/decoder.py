@@ -1,7 +1,6 @@
 """The codec decoder: frames of codes to audio, with causal layers that stream exactly.
 
-Sequences are [B, T, C] inside. Parameter names are the released ones, with Q, K, V and gate, up fused.
-"""
+Sequences are [B, T, C] inside. Parameter names are the released ones, with Q, K, V and gate, up fused."""
 
 from __future__ import annotations
 
@@ -98,10 +97,8 @@ class _Transformer(nn.Module):
 
 class CodecDecoder(nn.Module):
     """Frames to audio. Follows QwenLM/Qwen3-TTS modeling_qwen3_tts_tokenizer_v2.py Qwen3TTSTokenizerV2Decoder.
-
     `hop` is samples per frame, `layout` that of its `History`, `reach_frames` the receptive field of the state of
-    `render`. Differentiable; without gradients it uses the tables of `finalize`.
-    """
+    `render`. Differentiable; without gradients it uses the tables of `finalize`."""
 
     def __init__(self, config: CodecDecoderConfig) -> None:
         super().__init__()

@@ -1,7 +1,6 @@
 """The codec decoder as a chain of fused kernels, with the weights, history and results of `CodecDecoder`.
 
-For inference on a GPU; training and CPUs run the modules.
-"""
+For inference on a GPU; training and CPUs run the modules."""
 
 from __future__ import annotations
 
@@ -17,9 +16,7 @@ from .decoder import CodecDecoder
 
 class FusedDecoder:
     """A finalized `CodecDecoder` as fused kernels; residual streams are in `stream_dtype`.
-
-    Shares its weights, except for small ones that are folded. Capturable.
-    """
+    Shares its weights, except for small ones that are folded. Capturable."""
 
     def __init__(self, decoder: CodecDecoder, stream_dtype: torch.dtype) -> None:
         assert decoder.quantizer.folded is not None

@@ -1,8 +1,7 @@
 """The codec encoder: whole recordings to frames of codes, for in-context cloning.
 
 Follows the encoder of transformers 4.57.3 modeling_mimi.py MimiModel, as QwenLM/Qwen3-TTS uses it. Parameter names are
-the released ones, with Q, K and V fused; unused codebooks are not built.
-"""
+the released ones, with Q, K and V fused; unused codebooks are not built."""
 
 from __future__ import annotations
 
@@ -194,9 +193,7 @@ class CodecEncoder(nn.Module):
 
     def latents(self, audio: Tensor, piece_columns: int | None = None) -> Tensor:
         """The latents of `audio` [B, 1, S] before quantisation: [B, hidden_size, ceil(S / hop)]. Differentiable.
-
-        Convolves all at once, or `piece_columns` columns (of hop / 2 samples) at a time: the same up to rounding.
-        """
+        Convolves all at once, or `piece_columns` columns (of hop / 2 samples) at a time: the same up to rounding."""
         x = self.encoder_transformer(self.encoder(audio, piece_columns).mT).mT
         return self.downsample(x, mode="replicate")
 

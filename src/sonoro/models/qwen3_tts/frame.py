@@ -1,7 +1,6 @@
 """The decode step: talker, sampling of codebook 0, code predictor, feedback. Its state is in `state.py`.
 
-Slots that are done are replaced by the scratch slot (`models.shared.step`), so they stay unchanged without a branch.
-"""
+Slots that are done are replaced by the scratch slot (`models.shared.step`), so they stay unchanged without a branch."""
 
 from __future__ import annotations
 
@@ -81,9 +80,7 @@ def parts(talker: Talker, state: FrameState) -> dict[str, Callable[[Tensor], obj
 
 class _Sampler(NamedTuple):
     """Samples the `codes` [B, K] of one step, from its slots' controls, Gumbel `noise` [B, K, V] and `seen` ids.
-
-    `first` and `rest` return the predictor's inputs [B, width] for the sampled codes; None after the last codebook.
-    """
+    `first` and `rest` return the predictor's inputs [B, width] for the sampled codes; None after the last codebook."""
 
     codes: Tensor
     first_controls: BatchSampling

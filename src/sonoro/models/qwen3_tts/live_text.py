@@ -1,7 +1,6 @@
 """Incremental tokenisation of live text: ids are released once no later character can change them.
 
-The ids equal those of the whole text, however it is cut into pieces. Runs on the CPU.
-"""
+The ids equal those of the whole text, however it is cut into pieces. Runs on the CPU."""
 
 from __future__ import annotations
 
@@ -52,10 +51,8 @@ class LiveTokens:
 
 class LiveSegment:
     """`LiveText` of one segment: the ids are those that `PromptBuilder.build` uses, end of text included.
-
     With a normaliser, text is released up to the last space between two plain words, not in a heading or link: what
-    follows may still change how a number or a sign is read.
-    """
+    follows may still change how a number or a sign is read."""
 
     def __init__(self, prompts: PromptBuilder) -> None:
         self.max_letters = prompts.config.max_segment_letters
@@ -104,9 +101,7 @@ class LiveSegment:
 
 def _settled(text: str) -> int:
     """How many leading characters of `text` NFC leaves unchanged whatever follows.
-
-    A later character may compose with the last letter and its marks (as in Hangul), no further back.
-    """
+    A later character may compose with the last letter and its marks (as in Hangul), no further back."""
     if text and text[-1] in " \t\r\n":
         return len(text)
     for index in range(len(text) - 1, 0, -1):

@@ -3,8 +3,7 @@
     python official.py FOLDER ASKED.json MADE.npz
 
 `sonoro.profile.official` defines both files. Must not import sonoro, which that interpreter lacks; the official package
-is imported on use, so that tools/reference can import this module.
-"""
+is imported on use, so that tools/reference can import this module."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Text to prompt tokens: tokeniser, templates and prompt layouts of the checkpoint. Runs on the CPU.
 
 A prompt token is the sum of a text embedding and codec embeddings; here both are ids, embedded on the device at
-prefill.
-"""
+prefill."""
 
 from __future__ import annotations
 
@@ -63,8 +62,7 @@ class TalkerPrompt:
     embedding (codes, control ids, speakers), column g >= 1 the predictor's table g; their embeddings are summed.
     `x_vector_row` is the token to which the voice's x-vector [H] is added, if any. `trail` [n] int64: text ids fed one
     per frame from the second frame on, followed by the pad id. The text occupies `text_count` positions from
-    `text_start` on; if it is fed per frame, `text_count` is an upper bound.
-    """
+    `text_start` on; if it is fed per frame, `text_count` is an upper bound."""
 
     controls: Controls
     voice: Voice | None
@@ -103,9 +101,7 @@ class TextTokenizer:
 
     def read_control_tokens(self, *, is_on: bool = True) -> None:
         """Make `read` honour control tokens written in a text: those that tokenizer_config.json adds to the vocabulary.
-
-        Raises `CheckpointError` if there are none, or if their ids do not follow the vocabulary.
-        """
+        Raises `CheckpointError` if there are none, or if their ids do not follow the vocabulary."""
         self.reads_control_tokens, self._reading = is_on, self._made(self.split)
         for token, index in _control_tokens(self._config) if is_on else ():
             # The library assigns consecutive ids.
@@ -165,9 +161,7 @@ class TextTokenizer:
 
     def encode_settled(self, text: str) -> tuple[list[int], str]:
         """Encode the part of `text` whose ids no later text can change; returns its ids and the remaining text.
-
-        `text` must begin at a token boundary, and NFC must not compose its characters with later ones.
-        """
+        `text` must begin at a token boundary, and NFC must not compose its characters with later ones."""
         text = self._tokenizer.normalizer.normalize_str(text)
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         words = {word: span[1] for word, span in zip(encoding.word_ids, encoding.offsets, strict=True)}
@@ -214,8 +208,7 @@ class PromptBuilder:
     `config`.
 
     Follows QwenLM/Qwen3-TTS qwen_tts/core/models/modeling_qwen3_tts.py `generate` and
-    qwen_tts/inference/qwen3_tts_model.py.
-    """
+    qwen_tts/inference/qwen3_tts_model.py."""
 
     def __init__(self, config: ModelConfig, tokenizer: TextTokenizer) -> None:
         self.config = config
@@ -249,9 +242,7 @@ class PromptBuilder:
 
     def build(self, text: str, controls: Controls, **layout: Any) -> TalkerPrompt:
         """Build the prompt of `text`; `layout` are the keyword arguments of `build_from_ids`.
-
-        Raises `InvalidRequest` for text without a token, or too long for the talker.
-        """
+        Raises `InvalidRequest` for text without a token, or too long for the talker."""
         line_break, *ids = self._encode("text", text)
         if not text.strip():
             raise InvalidRequest("text", text, "it must give at least one token")
@@ -275,8 +266,7 @@ class PromptBuilder:
 
         `language` and `speaker` are known names in lower case. A `voice` with reference frames is continued in context.
         `line_break` is the id before the text, which differs from the usual one if the text begins with line breaks.
-        Raises `InvalidRequest` for text too long for the talker.
-        """
+        Raises `InvalidRequest` for text too long for the talker."""
         talker = self.config.talker_config
         rows = _Rows()
         if instructions:
@@ -327,7 +317,6 @@ class PromptBuilder:
 
     def _encode(self, field: str, text: str) -> list[int]:
         """The ids of the template's line break and `text`, tokenised together: a line break may merge with another.
-
         Raises `InvalidRequest` naming `field`."""
         check_text(field, text)
         return self.tokenizer.read(f"\n{text}")

@@ -1,7 +1,6 @@
 """The talker's per-slot state: that of `models.shared.slots`, plus pending text, seen codes and staged x-vectors.
 
-The ids of a prompt token: the index of its staged x-vector (scratch for none), text id, K code ids.
-"""
+The ids of a prompt token: the index of its staged x-vector (scratch for none), text id, K code ids."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ class FrameState(DepthState):
 
     `pending` excludes the frame's text; `text_ids` [N+1, max_text + 1] int64 are fed from the second frame on, padded
     with `pad_id`. `seen` [N+1, end id + 1] bool marks ids of codebook 0 sampled in this segment. `suppressed` and
-    `is_end` [end id + 1] bool mark banned control ids and the end of speech.
-    """
+    `is_end` [end id + 1] bool mark banned control ids and the end of speech."""
 
     text_ids: Tensor
     seen: Tensor
@@ -98,8 +96,7 @@ def reset(state: FrameState, slots: Sequence[int]) -> None:
 
 def stage(state: FrameState, prompts: Sequence[TalkerPrompt], slots: Sequence[int], pages: Sequence[Pages]) -> int:
     """Stage `prompts` with their `slots` and `pages` for `admit` and `prefill`; returns the number of tokens staged. No
-    sync; not capturable.
-    """
+    sync; not capturable."""
     added, ids = [], []
     for number, prompt in enumerate(prompts):
         text = np.full(state.text_ids.shape[1], state.pad_id)

@@ -1,8 +1,7 @@
 """Encode reference audio to a voice: mel front end, x-vector network, codec frames for in-context use; save and load
 voices.
 
-Parameters have the names of the released files under `speaker_encoder`.
-"""
+Parameters have the names of the released files under `speaker_encoder`."""
 
 from __future__ import annotations
 
@@ -39,9 +38,7 @@ def mel_filterbank(
     sample_rate: int, fft_samples: int, bands: int, low_hz: float, high_hz: float
 ) -> npt.NDArray[np.float32]:
     """Triangular mel filters [bands, fft_samples // 2 + 1] from `low_hz` to `high_hz`, each of unit area.
-
-    Slaney's mel scale: linear up to 1 kHz, 27 bands per factor of 6.4 above.
-    """
+    Slaney's mel scale: linear up to 1 kHz, 27 bands per factor of 6.4 above."""
     step_hz, knee_hz, log_step = 200 / 3, 1000.0, math.log(6.4) / 27
     knee = knee_hz / step_hz
 
@@ -146,10 +143,8 @@ def _statistics(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
 
 class SpeakerEncoder(nn.Module):
     """Log-mel frames [B, mel_dim, T] to x-vectors [B, enc_dim], not normalised.
-
     ECAPA-TDNN; follows QwenLM/Qwen3-TTS modeling_qwen3_tts.py `Qwen3TTSSpeakerEncoder`. Padding changes the result:
-    clips of a batch must have equal lengths.
-    """
+    clips of a batch must have equal lengths."""
 
     def __init__(self, config: SpeakerEncoderConfig) -> None:
         super().__init__()
@@ -178,9 +173,7 @@ def encode_voice(
     references: Sequence[Reference], encoder: SpeakerEncoder, config: SpeakerEncoderConfig, codec: Codec
 ) -> Voice:
     """Encode one reference: its x-vector and, for in-context use, its codec frames, on the CPU.
-
-    Raises `InvalidReference` unless there is exactly one reference of 0.5 s to 60 s.
-    """
+    Raises `InvalidReference` unless there is exactly one reference of 0.5 s to 60 s."""
     if len(references) != 1:
         raise InvalidReference("references", len(references), "this model speaks as exactly one reference")
     reference = references[0]
@@ -211,9 +204,7 @@ def save_voice(voice: Voice) -> SavedVoice:
 
 def load_voice(saved: SavedVoice, x_vector_size: int, codec: Qwen3Codec, device: torch.device) -> Voice:
     """Restore a saved voice: codec history on the codec's device, x-vector on `device`, frames on the CPU.
-
-    Raises `TensorMismatch` if a tensor does not fit this codec.
-    """
+    Raises `TensorMismatch` if a tensor does not fit this codec."""
     tensors, transcript = dict(saved.tensors), saved.facts.get("transcript")
     config, weight = codec.decoder.config, codec.decoder.pre_conv.conv.weight
     expected: dict[str, tuple[tuple[int, ...], torch.dtype]] = {"x_vector": ((x_vector_size,), torch.float32)}

@@ -1,7 +1,6 @@
 """How a checkpoint's tensors are stored: released names and shapes, fusions, and rules for random weights.
 
-Two files: model.safetensors (talker, speaker encoder) and speech_tokenizer/model.safetensors (codec).
-"""
+Two files: model.safetensors (talker, speaker encoder) and speech_tokenizer/model.safetensors (codec)."""
 
 from __future__ import annotations
 

@@ -20,9 +20,7 @@ SERVED_DB = 40.0
 
 LEAST_DB = {torch.float16: 40.0, torch.bfloat16: 20.0}
 """Least SNR, in dB, of a dtype that the operator chose; below it a kernel is wrong or values saturate.
-
-With random weights float16 has at least 46 dB and bfloat16 at least 26 dB (references of the fused operations).
-"""
+With random weights float16 has at least 46 dB and bfloat16 at least 26 dB (references of the fused operations)."""
 
 
 class Peak(NamedTuple):
@@ -34,10 +32,8 @@ class Peak(NamedTuple):
 
 class CodecChoice(NamedTuple):
     """The dtype of a codec's decoder and the reason for it, one clause; `wanted` is the setting.
-
     `peaks`: those of all layers in float32, largest first; empty without calibration. `tried`: the half precision that
-    was compared with float32; `tried_db`: its SNR in dB.
-    """
+    was compared with float32; `tried_db`: its SNR in dB."""
 
     wanted: str
     dtype: torch.dtype

@@ -57,8 +57,7 @@ class CodecFile(Generic[C, M]):
 
     def load(self, file: Path, config: C, *, device: torch.device, dtype: torch.dtype) -> M:
         """Load the codec of `file` (or of the same in another format) in float32, for a model in `dtype`; its `skipped`
-        names unused tensors. Raises `CheckpointError` naming tensors.
-        """
+        names unused tensors. Raises `CheckpointError` naming tensors."""
         codec = weights.empty(self.make, config)
         _, folded, codec.skipped = self._folded(file, torch.device("cpu"), config, codec)
 
@@ -131,8 +130,7 @@ class CodecFile(Generic[C, M]):
         self, file: Path, device: torch.device, config: C, codec: nn.Module
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[str, ...]]:
         """The tensors of `file` as stored, the same with weight norm folded, and the names to skip. Raises
-        `TensorMismatch` unless the others match `codec`.
-        """
+        `TensorMismatch` unless the others match `codec`."""
         with stored.opened(stored.find(file)) as (headers, get):
             found = {name: get(name) for name in headers}
         found = {name: tensor.to(device) for name, tensor in self.sift(found, config, file).items()}

@@ -12,9 +12,7 @@ from sonoro.core.errors import CheckpointNotFound
 
 def snapshot(hub_id: str, patterns: Sequence[str]) -> Path:
     """The local folder of repository `hub_id`, after downloading missing files that match `patterns`.
-
-    Raises `CheckpointNotFound`.
-    """
+    Raises `CheckpointNotFound`."""
     try:
         # The attribute is imported at its first use, which takes .2 s: most starts need no hub.
         return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=[*patterns]))

@@ -1,6 +1,5 @@
 """A model family: what a model folder hands to the registry, and how a model of it is loaded, randomly initialised or
-described.
-"""
+described."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ class Family:
 
     `read` returns the configuration of a source, `files` loads weights, `tokenizer` that of a folder with
     `tokenizer_file`, or for None a stand-in; `model` takes name, configuration, modules and tokeniser. `spec`, `sizes`
-    and `position_bytes` describe a model without allocating it.
-    """
+    and `position_bytes` describe a model without allocating it."""
 
     model_type: str
     configurations: Mapping[str, str]

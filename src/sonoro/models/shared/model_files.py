@@ -42,8 +42,7 @@ class ModelFiles(Generic[C, L, M]):
     its names to those of a folder (or, given no names, of the release); `spelling` maps released names to those of a
     folder. `parts` are name prefixes by part, `rules` the random weights of dummy models. `is_wide`: tensors that stay
     in float32. `row_terms`: layers in fp8 may take rows as so many terms in E4M3. The codec is in `codec_file`, with
-    `codec_parts`; `codec_config` derives its configuration.
-    """
+    `codec_parts`; `codec_config` derives its configuration."""
 
     make: Callable[[C], L]
     finalize: Callable[[L], None]
@@ -102,8 +101,7 @@ class ModelFiles(Generic[C, L, M]):
 
     def weight_bytes(self, config: C, dtype: torch.dtype, quantization: str = "none") -> int:
         """Bytes of the weights with the language model in `dtype`, or its layers in `quantization`, and the codec in
-        float32; without derived tables.
-        """
+        float32; without derived tables."""
         lm = self._empty(config, quantization)
         tensors = weights.empty(self.make, config).state_dict().items()
         taken = sum(tensor.numel() * self._dtype_of(name, dtype).itemsize for name, tensor in tensors)

@@ -1,7 +1,6 @@
 """The shared part of codecs with a causal decoder: streaming by slot, priming, choice of dtype, and the fused decoder.
 
-Each family adds its decoder and its encoder.
-"""
+Each family adds its decoder and its encoder."""
 
 from __future__ import annotations
 
@@ -94,8 +93,7 @@ class StreamingCodec(nn.Module):
 
     Call `finalize` once after loading, and `settle` before the first history is allocated. `fuse` makes a `Fused` of a
     finalized decoder, with residual streams in the given dtype; `fused` is the one in use, if any. `model_dtype` is
-    the dtype of the language model; `skipped` names unused stored tensors, as in `LoadedModel`.
-    """
+    the dtype of the language model; `skipped` names unused stored tensors, as in `LoadedModel`."""
 
     decoder: Any
     skipped: tuple[str, ...] = ()

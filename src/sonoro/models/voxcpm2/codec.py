@@ -16,9 +16,7 @@ from .encoder import CodecEncoder
 
 class VoxCodec(StreamingCodec):
     """`sonoro.models.base.Codec` of VoxCPM2. The encoder takes 16 kHz, the decoder makes 48 kHz.
-
-    Call `finalize` once after loading. Raises `CheckpointError` for an inconsistent configuration.
-    """
+    Call `finalize` once after loading. Raises `CheckpointError` for an inconsistent configuration."""
 
     def __init__(self, config: CodecConfig) -> None:
         super().__init__(config.out_sample_rate, CodecDecoder(config), FusedDecoder)

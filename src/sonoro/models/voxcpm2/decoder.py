@@ -19,10 +19,8 @@ from sonoro.nn.vocoder_fused import FusedBlocks, Past
 @dataclass(frozen=True, kw_only=True)
 class CodecConfig:
     """`audio_vae_config` of config.json, with the released defaults, plus `patch_size`.
-
     The decoder is conditioned on the bin of `out_sample_rate` among the edges `sr_bin_boundaries`. Other conditions and
-    blocks of the official class have other tensors, so loading rejects them.
-    """
+    blocks of the official class have other tensors, so loading rejects them."""
 
     encoder_dim: int = 128
     encoder_rates: tuple[int, ...] = (2, 5, 8, 8)
@@ -50,9 +48,7 @@ class _ConditionedBlock(UpsampleBlock):
 
 class CodecDecoder(nn.Module):
     """Patches to audio, `hop` samples each. Follows OpenBMB/VoxCPM voxcpm/modules/audiovae/audio_vae_v2.py AudioVAE.
-
-    `layout` is that of its `History`; `reach_frames` the receptive field of its state, in patches.
-    """
+    `layout` is that of its `History`; `reach_frames` the receptive field of its state, in patches."""
 
     def __init__(self, config: CodecConfig) -> None:
         super().__init__()

@@ -1,8 +1,7 @@
 """A patch by conditional flow matching: LocDiT and its ODE solver with classifier-free guidance.
 
 Follows OpenBMB/VoxCPM voxcpm/modules/locdit/unified_cfm.py `UnifiedCFM` and local_dit_v2.py `VoxCPMLocDiT`. Everything,
-times included, is computed in the model's dtype: the bfloat16 times of training differ much from exact ones.
-"""
+times included, is computed in the model's dtype: the bfloat16 times of training differ much from exact ones."""
 
 from __future__ import annotations
 
@@ -117,8 +116,7 @@ class _LocalDiT(nn.Module):
 
     def fixed_tokens(self, mu: Tensor, cond: Tensor) -> Tensor:
         """The network's input tokens [2 B, tokens, width], first conditional, then unconditional (`mu` zero); those of
-        time and patch are left zero. Both halves have the previous patch.
-        """
+        time and patch are left zero. Both halves have the previous patch."""
         tokens = mu.new_zeros(2, mu.shape[0], self.decoder.tokens, mu.shape[2])
         tokens[0, :, :_CLOCK] = mu
         tokens[:, :, _CLOCK + 1 : self.decoder.kept.start] = self.cond_proj(cond)

@@ -1,8 +1,7 @@
 """The decode step: base LM, residual LM, flow matching of a patch, feedback.
 
 Slots that are done are replaced by the scratch slot, which is always done, at length 0: they stay unchanged without a
-branch.
-"""
+branch."""
 
 from __future__ import annotations
 

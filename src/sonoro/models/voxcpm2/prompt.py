@@ -1,7 +1,6 @@
 """Text and recordings to prompt tokens, with the official limits. Runs on the CPU.
 
-A row of a prompt: text id, 1 if it is a patch instead, and the patch as pairs of float32.
-"""
+A row of a prompt: text id, 1 if it is a patch instead, and the patch as pairs of float32."""
 
 from __future__ import annotations
 
@@ -51,10 +50,8 @@ class VoxVoice:
 
 class PromptBuilder:
     """Builds the prompts of segments.
-
     Follows OpenBMB/VoxCPM voxcpm/model/voxcpm2.py `_generate_with_prompt_cache` and `merge_prompt_cache`. Raises
-    `CheckpointError` if the tokeniser has more ids than `config`.
-    """
+    `CheckpointError` if the tokeniser has more ids than `config`."""
 
     def __init__(self, config: ModelConfig, tokenizer: TextTokenizer) -> None:
         self._config, self._tokenizer = config, tokenizer
@@ -81,8 +78,7 @@ class PromptBuilder:
 
         `instructions` precede the first segment. Unless `ignore_eos`, the number of text ids limits the frames below
         `controls.max_frames`. Raises `InvalidRequest` for control tokens, for instructions that are empty or with a
-        voice that continues a recording, and for a prompt too long for the model.
-        """
+        voice that continues a recording, and for a prompt too long for the model."""
         data = VoxVoice("", *[torch.empty(0)] * 2) if voice is None else voice.data
         control = "" if instructions is None else _control(instructions)
         if control and len(data.prompt):
@@ -132,7 +128,6 @@ class PromptBuilder:
 
     def _ids(self, field: str, text: str) -> list[int]:
         """The ids of `text`, with tokens of several Chinese characters split: the model mispronounces them otherwise.
-
         Raises `InvalidRequest` naming `field` for a control token."""
         check_text(field, text)
         ids = [part for index in self._tokenizer.encode(text) for part in self._characters.get(index, (index,))]
@@ -168,7 +163,6 @@ def stand_in(config: ModelConfig) -> TextTokenizer:
 
 def _control(instructions: str) -> str:
     """`instructions` in the form that precedes a text: in parentheses, without inner ones, white space collapsed.
-
     Raises `InvalidRequest` if they are empty."""
     words = instructions.translate(_PARENTHESES).split()
     if not words:

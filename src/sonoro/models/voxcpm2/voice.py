@@ -1,6 +1,5 @@
 """Encode recordings to a voice: patches to continue, with their transcript, and patches to imitate. Save and load
-voices.
-"""
+voices."""
 
 from __future__ import annotations
 
@@ -55,9 +54,7 @@ def save_voice(voice: Voice) -> SavedVoice:
 
 def load_voice(config: ModelConfig, saved: SavedVoice, priming: int | None = None) -> Voice:
     """Restore a saved voice; `priming` as in `encode_voice`.
-
-    Raises `TensorMismatch` if it does not fit a model of `config`.
-    """
+    Raises `TensorMismatch` if it does not fit a model of `config`."""
     shape = (config.patch_size, config.feat_dim)
     for name, patches in saved.tensors.items():
         is_patches = patches.dtype == torch.float32 and patches.shape[1:] == shape and len(patches) > 0
