@@ -79,6 +79,7 @@ def _about(schema: dict[str, Any]) -> str:
     notes += (
         ["one of " + ", ".join(str(word) for word in schema["enum"] if word is not None)] if "enum" in schema else []
     )
-    notes += [f"{word} {schema[word]:,}" for word in ("minimum", "maximum") if word in schema]
+    kinds = [schema, *schema.get("anyOf", ())]
+    notes += [f"{word} {kind[word]:,}" for kind in kinds for word in ("minimum", "maximum") if word in kind]
     notes += [f"default {schema['default']}"] if schema.get("default") is not None else []
     return escape("; ".join(filter(None, notes)))

@@ -42,8 +42,8 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 def _number(description: str, minimum: float, maximum: float) -> Any:
-    """An optional number. Its bounds are for the API's description; they are checked later, with better messages."""
-    return Field(None, description=description, json_schema_extra={"minimum": minimum, "maximum": maximum})
+    """An optional number within bounds."""
+    return Field(None, description=description, ge=minimum, le=maximum)
 
 
 def _or_null(*words: str) -> dict[str, JsonValue]:
@@ -100,7 +100,9 @@ class SpeechBody(WithoutNulls):
     speed: float = Field(
         1.0,
         description="tempo, at the same pitch",
-        json_schema_extra={"type": ["number", "null"], "minimum": MIN_SPEED, "maximum": MAX_SPEED},
+        ge=MIN_SPEED,
+        le=MAX_SPEED,
+        json_schema_extra={"type": ["number", "null"]},
     )
     stream_format: Literal["audio", "sse", "json"] = Field(
         "audio",
