@@ -85,7 +85,7 @@ def again_case(given: tuple[Tensor, Tensor, Sampling], *, first: int = 1) -> Res
     frames = torch.zeros(count + 3, 9, 4, dtype=torch.int64, device=logits.device)
     frames[index + 2, (length - 1 - 3 * (index % 2)).clamp(min=0), 2] = nucleus_argmax(*given)
     noise = gumbel_noise_reference(index, index, index, 1, vocabulary)[:, 0]
-    return Resample(noise, frames[:, :, 2], index + 2, length, 1.0, 0.9, 4, first)
+    return Resample(noise, frames[:, :, 2], index + 2, length, 0.9, 4, first)
 
 
 def ids_of(given: tuple[Tensor, Tensor, Sampling], *more: Tensor | Resample | None) -> Tensor:
@@ -117,7 +117,7 @@ def test_what_was_just_said_is_drawn_again_once() -> None:
 def test_only_the_last_of_what_was_said_counts() -> None:
     said = torch.arange(80).view(2, 40)
     rows, length = torch.tensor([1, 1, 1, 1]), torch.tensor([0, 1, 3, 25])
-    recent = Resample(said, said, rows, length, 1.0, 0.9, 10, 1).recent()
+    recent = Resample(said, said, rows, length, 0.9, 10, 1).recent()
     assert recent[0].tolist() == recent[1].tolist() == [-1] * 10
     assert recent[2].tolist() == [-1] * 8 + [41, 42]
     assert recent[3].tolist() == list(range(55, 65))

@@ -29,7 +29,7 @@ MIN_TEMPERATURE = 1e-5
 
 
 class Resample(NamedTuple):
-    """How an id that occurs among the last `window` ids is resampled: `noise` [B, V], `temperature` and `top_p`.
+    """How an id that occurs among the last `window` ids is resampled, at temperature 1: `noise` [B, V] and `top_p`.
 
     Earlier ids of request b are `history[rows[b], first : length[b]]`, of `history` [N, T] int64.
     """
@@ -38,7 +38,6 @@ class Resample(NamedTuple):
     history: Tensor
     rows: Tensor
     length: Tensor
-    temperature: float
     top_p: float
     window: int
     first: int
@@ -83,8 +82,9 @@ def sample_repetition_aware_reference(
         logits = logits.masked_fill(is_end & is_endless, -torch.inf)
     ids_sampled = nucleus_argmax(logits, noise, sampling)
     if resample is not None:
-        temp, top_p = (torch.full_like(sampling.top_p, value) for value in (resample.temperature, resample.top_p))
-        other = nucleus_argmax(logits, resample.noise, sampling._replace(temperature=temp, top_p=top_p))
+        one = torch.ones_like(sampling.top_p)
+        wider = sampling._replace(temperature=one, top_p=resample.top_p * one)
+        other = nucleus_argmax(logits, resample.noise, wider)
         ids_sampled = torch.where((resample.recent() == ids_sampled[:, None]).any(dim=1), other, ids_sampled)
     ids.copy_(ids_sampled)
     return F.embedding(ids_sampled.masked_fill(ids_sampled >= table.shape[0], 0), table)
@@ -171,7 +171,7 @@ def sample_repetition_aware_kernel(
     (count, vocabulary), width = logits.shape, table.shape[1]
     embedded = torch.empty((count, width), dtype=table.dtype, device=logits.device)
     # Without resampling these pointers are not read.
-    second = resample or Resample(noise, ids[:, None], ids, ids, 1.0, 1.0, 0, 0)
+    second = resample or Resample(noise, ids[:, None], ids, ids, 1.0, 0, 0)
     enable_pdl, block = has_pdl(logits.device), triton.next_power_of_2(vocabulary)
     _sample_kernel[(count,)](
         logits=logits, noise=noise, **sampling.launch_arguments, table=table, ids=ids, is_endless=is_endless,
@@ -179,7 +179,7 @@ def sample_repetition_aware_kernel(
         logits_stride=logits.stride(0), noise_stride=noise.stride(0), table_stride=table.stride(0),
         ids_stride=ids.stride(0), endless_stride=stride_of(is_endless), resample_noise_stride=second.noise.stride(0),
         history_stride=second.history.stride(0), history_step=second.history.stride(1),
-        resample_temp=second.temperature, resample_top_p=second.top_p, least=MIN_TEMPERATURE,
+        resample_temp=1.0, resample_top_p=second.top_p, least=MIN_TEMPERATURE,
         table_size=table.shape[0], vocabulary=vocabulary, FIRST=second.first, WINDOW=second.window,
         BLOCK_W=triton.next_power_of_2(max(second.window, 1)), EMBED_DIM=width, BLOCK_D=triton.next_power_of_2(width),
         BLOCK_V=block, ENABLE_PDL=enable_pdl, num_warps=max(1, min(16, block // 512)), **pdl_options(enable_pdl),
@@ -223,6 +223,6 @@ def check_kernels(rows: int, vocabulary: int, table: Tensor, window: int) -> Non
     given = (logits.to(table.dtype), noise, sampling, table)
     history = torch.zeros_like(index)
     sample_repetition_aware.reference(*given, history)
-    resample = Resample(again_noise, history[:, None].repeat(1, 8), index, index % 8, 4.0, 0.9, window, 1)
+    resample = Resample(again_noise, history[:, None].repeat(1, 8), index, index % 8, 0.9, window, 1)
     sample_repetition_aware.check(lambda: (*given, torch.zeros_like(index)), tolerance=0.0)
     sample_repetition_aware.check(lambda: (*given, torch.zeros_like(index), column % 3 == 0, resample), tolerance=0.0)

@@ -75,9 +75,7 @@ def _sampler(
 
     The last id of codebook 0 is the end of speech, which the fast AR gets as code 0."""
     codes, noise = slots.new_empty(slots.shape[0], lm.codebooks), _noise(lm, controls, length)
-    again = Resample(
-        noise[:, -1], state.frames[:, :, 0], slots, length, temperature=1.0, top_p=0.9, window=_WINDOW, first=1
-    )
+    again = Resample(noise[:, -1], state.frames[:, :, 0], slots, length, top_p=0.9, window=_WINDOW, first=1)
 
     def sample_book(book: int, logits: Tensor) -> Tensor:
         given = (logits, noise[:, book, : logits.shape[1]], controls.sampling)
