@@ -6,7 +6,6 @@ it. Depends on the protocols of `models.base` and on no model. Not thread-safe.
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
 from collections import deque
@@ -16,7 +15,7 @@ from concurrent.futures import Executor, Future
 import msgspec
 
 from sonoro.core.config import EngineConfig
-from sonoro.core.errors import EngineBusy, InvalidRequest, border
+from sonoro.core.errors import EngineBusy, InvalidRequest
 from sonoro.core.types import Event, Reference, SpeechRequest
 from sonoro.engine.lifecycle import Lifecycle, Output
 from sonoro.engine.phases import Phases
@@ -29,13 +28,9 @@ from sonoro.engine.voices import Inline, Voices
 from sonoro.engine.word_heads import FoundHeads
 from sonoro.models.base import SpeechModel
 from sonoro.models.settings import configure
-from sonoro.models.words import ShowsWords
 from sonoro.runtime.slots import PagePool
 from sonoro.transport.encoded_voice import EncodedVoice
 from sonoro.transport.messages import PrefixCounts
-from sonoro.words.heads import WordHeads
-
-logger = logging.getLogger(__name__)
 
 _TICK_WEIGHT = 0.2
 """Weight of the newest tick in the moving average of tick durations."""
@@ -138,12 +133,12 @@ class Engine:
     @property
     def has_words(self) -> bool:
         """Whether the model gives word times."""
-        return isinstance(self._model, ShowsWords) and bool(self._model.word_heads.places)
+        return self._found_heads.are_known
 
     @property
     def finds_faults(self) -> bool:
         """Whether the model's attention says what was not spoken as written."""
-        return isinstance(self._model, ShowsWords) and self._model.word_heads.have_limits
+        return self._found_heads.have_limits
 
     @property
     def is_encoding(self) -> bool:
@@ -206,20 +201,7 @@ class Engine:
         The last step recaptures the frame graphs with those heads watched. Call it while the engine `has_quiet_work`
         and no graph is left to capture.
         """
-        with self.runner.active():
-            found = self._found_heads.search(self.runner.codec_device)
-        if found is None or not found.places:
-            return
-        model = self._model
-        assert isinstance(model, ShowsWords)
-
-        def lose(error: Exception) -> None:
-            logger.warning("event=word_heads_not_watched error=%r", error)
-            model.word_heads = WordHeads()
-
-        model.word_heads = found
-        with border(lose):
-            self.runner.watch()
+        self._found_heads.search(self.runner)
 
     def encode_voice(self, references: tuple[Reference, ...]) -> Future[EncodedVoice]:
         """Encode `references` into a voice for the caller to store; it also enters this engine's cache of voices.

@@ -18,8 +18,7 @@ from sonoro.core.config import EngineConfig
 from sonoro.engine.decoding import Decoding
 from sonoro.engine.device_state import DeviceState
 from sonoro.engine.phases import Phases
-from sonoro.models.base import SlotState, SpeechModel, TextPromptModel
-from sonoro.models.words import ShowsWords
+from sonoro.models.base import SlotState, SpeechModel, TextPromptModel, WatchedModel
 from sonoro.runtime.graphs import GraphPool, GraphSet, no_garbage_collection
 
 
@@ -135,7 +134,7 @@ class GraphSets:
     def _frames_of(self, state: SlotState) -> GraphSet:
         """The graph set of a decode step on `state`."""
         model, decoding = self._model, self._decoding
-        watched = model.attention(state) if isinstance(model, ShowsWords) else None
+        watched = model.attention(state) if isinstance(model, WatchedModel) else None
 
         def frame(slots: Tensor) -> tuple[Tensor | None, ...]:
             model.frame(state, slots)

@@ -28,8 +28,7 @@ from sonoro.engine.pages import NewPages
 from sonoro.engine.phases import Phases
 from sonoro.engine.request import Allocation, Request
 from sonoro.engine.scheduler import LateText, Plan
-from sonoro.models.base import LiveTextModel, Pages, SpeechModel, TextPromptModel
-from sonoro.models.words import ShowsWords
+from sonoro.models.base import LiveTextModel, Pages, SpeechModel, TextPromptModel, WatchedModel
 from sonoro.runtime.graphs import GraphPool, GraphSet
 from sonoro.runtime.kernels import shared_limit
 from sonoro.runtime.ring import Entry, PinnedRing, upload
@@ -179,7 +178,7 @@ class Runner:
 
         Recaptures the frame graphs: two sizes now, the others are `to_come`. Synchronises.
         """
-        assert isinstance(self._model, ShowsWords)
+        assert isinstance(self._model, WatchedModel)
         with self.active():
             state = self._model.watching(self._state.state)
             self.graphs.watch(state)
@@ -333,7 +332,7 @@ class Runner:
         state, slots, chunk_frames = self._state.state, self.config.slots, self.config.chunk_frames
         counts_bytes = 2 * state.length.itemsize + state.done.itemsize
         chunk_bytes = chunk_frames[-1] * (2 * self._model.codec.hop + state.frames[0, 0].nbytes)
-        watched = self._model.attention(state) if isinstance(self._model, ShowsWords) else None
+        watched = self._model.attention(state) if isinstance(self._model, WatchedModel) else None
         attention_bytes = 0 if watched is None else watched[0].nbytes
         launches = len(chunk_frames) + -(-slots // self._max_batch)
         return slots * (counts_bytes + chunk_bytes + attention_bytes) + 2 * (launches + 2) * _ALIGNMENT_BYTES

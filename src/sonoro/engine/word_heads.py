@@ -22,6 +22,7 @@ from sonoro.core.config import EngineConfig, word_heads_folder
 from sonoro.core.errors import ConfigError, border
 from sonoro.core.types import SpeechRequest
 from sonoro.engine.decoding import to_pcm16
+from sonoro.engine.runner import Runner
 from sonoro.models.base import Capacity, Pages, SpeechModel
 from sonoro.models.words import ShowsWords
 from sonoro.runtime.ring import upload
@@ -110,29 +111,49 @@ class FoundHeads:
             with border(self._note):
                 model.word_heads = WordHeads() if self.is_sought else read_table(self._file)
 
-    def search(self, codec_device: torch.device | None) -> WordHeads | None:
-        """Run one step of the search, about as long as an eager frame; return the heads once it ends, else None.
+    @property
+    def are_known(self) -> bool:
+        """Whether the model watches heads that follow the text, and so gives word times."""
+        return isinstance(self._model, ShowsWords) and bool(self._model.word_heads.places)
+
+    @property
+    def have_limits(self) -> bool:
+        """Whether the attention of the model's heads says what was not spoken as written."""
+        return isinstance(self._model, ShowsWords) and self._model.word_heads.have_limits
+
+    def search(self, runner: Runner) -> None:
+        """Run one step of the search, about as long as an eager frame; the last step has `runner` watch the heads.
 
         An error ends the search without heads: words then have no times. Call it only while the engine is idle.
         """
         assert self.is_sought
         assert self.wanted
-        found, self.is_sought = None, False
-        with border(self._note):
-            self._search = self._search or HeadSearch(self._model, device=codec_device)
+        model, found, self.is_sought = self._model, None, False
+        assert isinstance(model, ShowsWords)
+        with border(self._note), runner.active():
+            self._search = self._search or HeadSearch(model, device=runner.codec_device)
             found = self._search.step()
             self.is_sought = found is None
         if not self.is_sought:
             self._search = None
         if found is None:
-            return None
+            return
         with border(self._note):
             self._file.parent.mkdir(parents=True, exist_ok=True)
             write_heads(self._file, found.heads)
-        return found.heads
+        if not found.heads.places:
+            return
+        model.word_heads = found.heads
+        with border(self._lose):
+            runner.watch()
 
     def _note(self, error: Exception) -> None:
         logger.warning("event=word_heads_not_found model=%r error=%r", self._model.spec.name, error)
+
+    def _lose(self, error: Exception) -> None:
+        logger.warning("event=word_heads_not_watched error=%r", error)
+        assert isinstance(self._model, ShowsWords)
+        self._model.word_heads = WordHeads()
 
 
 class HeadSearch:

@@ -278,6 +278,9 @@ class TextPromptModel(Protocol):
 class WatchedModel(Protocol):
     """A `SpeechModel` that can output the attention of some of its heads to the text."""
 
+    def watching(self, state: Any) -> Any:
+        """`state` with buffers for the heads to watch now; shares all other tensors. No slot may be in use."""
+
     def attention(self, state: Any) -> Tensor | None:
         """Attention of the watched heads in the last frame, by slot: [N+1, H, W] float32, W positions from the text's
         first on; None if nothing is watched."""

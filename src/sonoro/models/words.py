@@ -28,6 +28,3 @@ class ShowsWords(WatchedModel, FollowsText, Protocol):
 
     def text_start(self, prompt: Any) -> int:
         """The position of the text's first token."""
-
-    def watching(self, state: Any) -> Any:
-        """`state` with buffers for the current `word_heads`; shares all other tensors. No slot may be in use."""
