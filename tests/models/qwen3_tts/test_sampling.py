@@ -9,9 +9,9 @@ from tiny_talker import controls, tiny_config
 from torch import Tensor
 
 from sonoro.models.qwen3_tts.config import TalkerConfig
-from sonoro.models.qwen3_tts.sampling import mask_first, sample_code
+from sonoro.models.qwen3_tts.sampling import mask_first
 from sonoro.models.qwen3_tts.state import rest_sampling
-from sonoro.ops.sample import keep_top_k, keep_top_p
+from sonoro.ops.sample import keep_top_k, keep_top_p, sample
 from sonoro.runtime.sampling import BatchSampling, Controls, SamplingState
 
 CONFIG: TalkerConfig = tiny_config().talker_config
@@ -33,7 +33,7 @@ def row(given: Packed, count: int) -> BatchSampling:
 
 
 def kept(scores: Tensor, parameters: BatchSampling) -> Tensor:
-    """What `sample_code` draws from; that it draws from nothing else is tested below and with the kernel."""
+    """What `sample` draws from; that it draws from nothing else is tested below and with the kernel."""
     sampling = parameters.sampling
     values = keep_top_k(scores.float() / sampling.temperature, sampling.top_k, scores.shape[1])
     return keep_top_p(values, sampling.top_p)
@@ -136,4 +136,4 @@ def test_what_is_drawn_is_the_likeliest_of_what_is_kept_and_its_noise() -> None:
     for given in sampling_controls(controls(top_k=7, top_p=0.7, subtalker_top_k=3)):
         parameters = row(given, 500)
         expected = (kept(logits, parameters) + noise).argmax(-1)
-        assert torch.equal(sample_code(logits, noise, parameters), expected)
+        assert torch.equal(sample(logits, noise, parameters.sampling), expected)

@@ -14,12 +14,12 @@ from sonoro.models.shared.slots import depth_passes
 from sonoro.models.shared.step import PendingText, StepState, begin_step, finish_step
 from sonoro.models.shared.step import check_kernels as check_step
 from sonoro.nn.linear import Linear
-from sonoro.ops.sample import gumbel_noise
+from sonoro.ops.sample import gumbel_noise, sample, sample_and_embed
 from sonoro.runtime.sampling import BatchSampling
 
 from . import sampling
 from .backbone import Talker
-from .sampling import mask_first, sample_code, sample_code_and_embed
+from .sampling import mask_first
 from .state import FrameState
 
 
@@ -93,7 +93,7 @@ class _Sampler(NamedTuple):
 
     @classmethod
     def of(cls, talker: Talker, state: FrameState, slots: Tensor, length: Tensor) -> _Sampler:
-        first, rest = state.first.read(slots), state.rest.read(slots)
+        first, rest = (sampler.read(slots) for sampler in state.samplers)
         ids = max(state.is_end.shape[0], talker.config.code_predictor_config.vocab_size)
         noise = gumbel_noise(first.seed, first.segment, length, talker.codebooks, ids)
         codes = torch.empty((slots.shape[0], talker.codebooks), dtype=torch.int64, device=slots.device)
@@ -112,15 +112,18 @@ class _Sampler(NamedTuple):
         )
         # The table has no control ids: after an end of speech the slot continues as with code 0.
         table = self.talker.code_predictor.inputs(0)[: self.talker.codes]
-        return sample_code_and_embed(scores, self.noise[:, 0, :decidable], self.first_controls, table, self.codes[:, 0])
+        noise, sampling = self.noise[:, 0, :decidable], self.first_controls.sampling
+        embedded: Tensor = sample_and_embed(scores, noise, sampling, table, self.codes[:, 0])
+        return embedded
 
     def rest(self, book: int, logits: Tensor) -> Tensor | None:
         """Sample codebook `book` from the predictor's `logits` [B, V]."""
-        noise, ids = self.noise[:, book, : logits.shape[1]], self.codes[:, book]
+        given, ids = (logits, self.noise[:, book, : logits.shape[1]], self.rest_controls.sampling), self.codes[:, book]
         if book == self.talker.codebooks - 1:
-            sample_code(logits, noise, self.rest_controls, ids)
+            sample(*given, ids)
             return None
-        return sample_code_and_embed(logits, noise, self.rest_controls, self.talker.code_predictor.inputs(book), ids)
+        embedded: Tensor = sample_and_embed(*given, self.talker.code_predictor.inputs(book), ids)
+        return embedded
 
 
 def _step_state(talker: Talker, state: FrameState) -> StepState:

@@ -1,7 +1,4 @@
-"""Logit processing and sampling of codebook 0 and of the others, in the order of transformers 4.57.3.
-
-Capturable; no sync.
-"""
+"""Logit processing of codebook 0, in the order of transformers 4.57.3; checks of the sampling kernels."""
 
 from __future__ import annotations
 
@@ -22,22 +19,10 @@ def mask_first(
 
     `seen` [B, V] bool: ids sampled in this segment; `suppressed` [V] bool: control ids; `is_end` [V] bool: the
     end-of-speech id; `length` [B]: frames so far. The end is banned in the first frames and with `ignore_eos`.
+    Capturable; no sync.
     """
     is_endless = controls.ignore_eos | (length < MIN_FRAMES)[:, None]
     return mask_logits(logits, seen, controls.repetition_penalty, suppressed | (is_end & is_endless))
-
-
-def sample_code(scores: Tensor, noise: Tensor, controls: BatchSampling, ids: Tensor | None = None) -> Tensor:
-    """Sample ids [B] int64 from `scores` [B, V]: temperature, top-k, top-p, argmax with Gumbel `noise` [B, V].
-
-    Writes them to `ids` [B] if given.
-    """
-    return sample(scores, noise, controls.sampling, ids)
-
-
-def sample_code_and_embed(scores: Tensor, noise: Tensor, controls: BatchSampling, table: Tensor, ids: Tensor) -> Tensor:
-    """`sample_code` into `ids` [B]; returns their rows [B, W] of `table` [T, W], row 0 for ids from T on."""
-    return sample_and_embed(scores, noise, controls.sampling, table, ids)
 
 
 def check_kernels(batch: int, vocabulary: int, table: Tensor) -> None:

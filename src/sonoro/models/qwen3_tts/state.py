@@ -23,7 +23,7 @@ from sonoro.models.shared.slots import (
     stage_prompts,
 )
 from sonoro.runtime.ring import upload
-from sonoro.runtime.sampling import Controls, SamplingState
+from sonoro.runtime.sampling import Controls
 from sonoro.words.heads import WordHeads
 
 from .backbone import Talker
@@ -41,9 +41,10 @@ class StagedVoices:
 class FrameState(DepthState):
     """State by slot, [N+1, ...] each, and tables shared by all slots. Mutated in place by the functions of this folder.
 
-    `pending` excludes the frame's text; `text_ids` [N+1, max_text + 1] int64 are fed from the second frame on, padded
-    with `pad_id`. `seen` [N+1, end id + 1] bool marks ids of codebook 0 sampled in this segment. `suppressed` and
-    `is_end` [end id + 1] bool mark banned control ids and the end of speech."""
+    `samplers` are that of codebook 0 and that of the others. `pending` excludes the frame's text; `text_ids`
+    [N+1, max_text + 1] int64 are fed from the second frame on, padded with `pad_id`. `seen` [N+1, end id + 1] bool
+    marks ids of codebook 0 sampled in this segment. `suppressed` and `is_end` [end id + 1] bool mark banned control ids
+    and the end of speech."""
 
     text_ids: Tensor
     seen: Tensor
@@ -51,16 +52,6 @@ class FrameState(DepthState):
     suppressed: Tensor
     is_end: Tensor
     pad_id: int
-
-    @property
-    def first(self) -> SamplingState:
-        """Sampling state of codebook 0."""
-        return self.samplers[0]
-
-    @property
-    def rest(self) -> SamplingState:
-        """Sampling state of the other codebooks."""
-        return self.samplers[1]
 
 
 def allocate(talker: Talker, capacity: Capacity, pad_id: int, word_heads: WordHeads | None = None) -> FrameState:
