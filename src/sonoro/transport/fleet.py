@@ -17,9 +17,9 @@ from sonoro.core.errors import ConfigError, EngineError
 from sonoro.core.types import Reference, SpeechRequest
 from sonoro.transport.client import EngineClient, RequestStream, VoiceSource
 from sonoro.transport.encoded_voice import EncodedVoice
-from sonoro.transport.launch import Limits, Started
+from sonoro.transport.launch import Limits
 from sonoro.transport.messages import Ready, WorkerSettings
-from sonoro.transport.process import cancel_tasks
+from sonoro.transport.process import Started, cancel_tasks
 
 logger = logging.getLogger(__name__)
 

@@ -7,17 +7,14 @@ import contextlib
 import os
 import subprocess
 import sys
-from abc import ABC, abstractmethod
 from asyncio.subprocess import Process
 from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from sonoro.core.config import Settings, setting
 from sonoro.core.logs import Outlet
-from sonoro.core.types import ModelSpec
-from sonoro.transport.messages import Ready
 
 MODULE = "sonoro.engine_process"
 
@@ -43,32 +40,6 @@ class Limits(Settings):
     max_restarts: int = setting(3, "replacements within restart_window_s; one more closes the client", 0, 1_000_000)
     restart_window_s: float = _seconds(600.0, "the window in which crashes are counted")
     queue_s: float = _seconds(10.0, "audio in a request's queue at which the request is paused")
-
-
-class Started(ABC):
-    """An asynchronous context manager of one engine or several: starts and closes them."""
-
-    @abstractmethod
-    async def start(self) -> None: ...
-
-    @abstractmethod
-    async def close(self) -> None: ...
-
-    @property
-    @abstractmethod
-    def ready(self) -> Ready: ...
-
-    @property
-    def spec(self) -> ModelSpec:
-        """What the model can do."""
-        return self.ready.spec
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
 
 async def spawn(arguments: Sequence[str], output: int) -> Process:

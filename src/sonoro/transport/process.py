@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import time
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from asyncio.subprocess import Process
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -22,9 +22,10 @@ import zmq
 import zmq.asyncio
 
 from sonoro.core.errors import EngineClosed, EngineCrashed, EngineError, InvalidRequest, SonoroError
+from sonoro.core.types import ModelSpec
 from sonoro.transport import launch
 from sonoro.transport.channel import new_endpoint, remove_endpoint
-from sonoro.transport.launch import Limits, Started
+from sonoro.transport.launch import Limits
 from sonoro.transport.messages import (
     EncodeVoice,
     Fatal,
@@ -172,6 +173,32 @@ class EngineProcess:
         assert code is not None
         how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
         return EngineCrashed(f"the engine process ended with {how}{self._output.last_line}")
+
+
+class Started(ABC):
+    """An asynchronous context manager of one engine or several: starts and closes them."""
+
+    @abstractmethod
+    async def start(self) -> None: ...
+
+    @abstractmethod
+    async def close(self) -> None: ...
+
+    @property
+    @abstractmethod
+    def ready(self) -> Ready: ...
+
+    @property
+    def spec(self) -> ModelSpec:
+        """What the model can do."""
+        return self.ready.spec
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
 
 class SupervisedEngine(Started):
