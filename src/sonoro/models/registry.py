@@ -194,12 +194,12 @@ def _device(device: str | torch.device) -> torch.device:
         return device
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device.split(":")[0] not in ("cpu", "cuda"):
-        raise ConfigError("device", device, "it must be auto, cpu, cuda or cuda:N")
     try:
         parsed = torch.device(device)
-    except RuntimeError as error:
-        raise ConfigError("device", device, "it must be auto, cpu, cuda or cuda:N") from error
+    except RuntimeError:
+        parsed = None
+    if parsed is None or parsed.type not in ("cpu", "cuda"):
+        raise ConfigError("device", device, "it must be auto, cpu, cuda or cuda:N")
     if parsed.type == "cuda" and (parsed.index or 0) >= torch.cuda.device_count():
         raise ConfigError("device", device, f"this machine has {torch.cuda.device_count()} CUDA devices")
     return parsed
@@ -210,10 +210,8 @@ def _dtype_of_gpu(device: torch.device, family: Family) -> torch.dtype:
     on = card(device) if device.type == "cuda" or is_recorded() else None
     if on is None or on.has_bfloat16:
         return torch.bfloat16
-    chosen = torch.float16 if family.holds_float16 else torch.float32
-    reason = f"{on.name} has no units for bfloat16, and float16 " + (
-        "holds the peaks of this family" if family.holds_float16 else "is not known to hold the peaks of this family"
-    )
+    chosen, finding = (torch.float16, "holds") if family.holds_float16 else (torch.float32, "is not known to hold")
+    reason = f"{on.name} has no units for bfloat16, and float16 {finding} the peaks of this family"
     logger.warning("event=dtype chosen=%s reason=%r", str(chosen).removeprefix("torch."), reason)
     return chosen
 

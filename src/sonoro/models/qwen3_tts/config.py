@@ -6,7 +6,8 @@ equal to their defaults when they save a checkpoint."""
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,8 +21,6 @@ SUPPRESSED_IDS = 1024
 
 VARIANTS = ("custom_voice", "voice_design", "base")
 """The values of `tts_model_type`."""
-
-_BY_SPEAKER = ("spk_id", "spk_is_dialect")
 
 MIN_FRAMES = 2
 """The end-of-speech id is banned for the first two decisions (fixed in the official code)."""
@@ -228,10 +227,9 @@ def read_configs(folder: Path) -> Configs:
 def _in_lower_case(model: ModelConfig) -> ModelConfig:
     """`model` with its speakers' names in lower case, as requests name them; fine-tuned checkpoints may have others."""
     talker = model.talker_config
-    names: dict[str, Any] = {
-        key: {name.lower(): value for name, value in getattr(talker, key).items()} for key in _BY_SPEAKER
-    }
-    return replace(model, talker_config=replace(talker, **names))
+    ids = {name.lower(): value for name, value in talker.spk_id.items()}
+    dialects = {name.lower(): value for name, value in talker.spk_is_dialect.items()}
+    return replace(model, talker_config=replace(talker, spk_id=ids, spk_is_dialect=dialects))
 
 
 def _read_generation(path: Path) -> GenerationConfig:
@@ -297,28 +295,15 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _check_ids(model: ModelConfig) -> None:
-    """Raise `CheckpointError` for an id of a prompt that no embedding holds."""
-    talker = model.talker_config
-    codes = {field.name: getattr(talker, field.name) for field in fields(talker) if field.name.startswith("codec_")}
-    languages = codes.pop("codec_language_id")
-    codes |= {
-        f"{key}.{name}": index
-        for key, ids in (("codec_language_id", languages), ("spk_id", talker.spk_id))
-        for name, index in ids.items()
-    }
-    text = {field.name: getattr(model, field.name) for field in fields(model) if field.name.endswith("_token_id")}
-    for ids, limit, size in (
-        (codes, "vocab_size", talker.vocab_size),
-        (text, "text_vocab_size", talker.text_vocab_size),
-    ):
-        for key, index in ids.items():
-            if not 0 <= index < size:
-                raise CheckpointError(f"config.json: {key} is {index}; it must be below {limit} {size}")
-
-
 def _check(configs: Configs) -> None:
     """Raise `CheckpointError` if the configuration files are inconsistent."""
+    for problems in (_size_problems(configs), _id_problems(configs.model), _voice_problems(configs.model)):
+        for problem in problems:
+            raise CheckpointError(f"config.json: {problem}")
+
+
+def _size_problems(configs: Configs) -> Iterator[str]:
+    """Sizes that do not fit each other."""
     model, _, codec = configs
     talker = model.talker_config
     predictor, decoder, x_vector = talker.code_predictor_config, codec.decoder_config, model.speaker_encoder_config
@@ -334,28 +319,42 @@ def _check(configs: Configs) -> None:
         equal.append(("num_code_groups", groups, "speech_tokenizer encoder_valid_num_quantizers", encoded))
     if x_vector is not None:
         equal.append(("hidden_size", talker.hidden_size, "speaker_encoder_config.enc_dim", x_vector.enc_dim))
-    for key, value, other_field, other in equal:
-        if value != other:
-            raise CheckpointError(f"config.json: {key} is {value}, but {other_field} is {other}")
-    if not codes <= talker.codec_eos_token_id < talker.vocab_size:
-        limit = f"it must be at least {codes} and below vocab_size {talker.vocab_size}"
-        raise CheckpointError(f"config.json: codec_eos_token_id is {talker.codec_eos_token_id}; {limit}")
-    _check_ids(model)
-    if model.lead_in >= codec.decode_upsample_rate:
-        limit = f"it must be below speech_tokenizer decode_upsample_rate {codec.decode_upsample_rate}"
-        raise CheckpointError(f"config.json: lead_in is {model.lead_in}; {limit}")
-    if model.tts_model_type not in VARIANTS:
-        raise CheckpointError(f"config.json: tts_model_type is {model.tts_model_type!r}; known: {', '.join(VARIANTS)}")
-    if model.tts_model_type == "custom_voice" and not talker.spk_id:
-        raise CheckpointError("config.json: spk_id is empty; tts_model_type 'custom_voice' needs a speaker")
-    if model.tts_model_type == "base" and model.speaker_encoder_config is None:
-        raise CheckpointError("config.json lacks speaker_encoder_config, which tts_model_type 'base' needs")
+    yield from (f"{key} is {value}, but {name} is {other}" for key, value, name, other in equal if value != other)
+    if model.lead_in >= (hop := codec.decode_upsample_rate):
+        yield f"lead_in is {model.lead_in}; it must be below speech_tokenizer decode_upsample_rate {hop}"
+
+
+def _id_problems(model: ModelConfig) -> Iterator[str]:
+    """Ids of a prompt that no embedding holds, or an end of speech that is a code."""
+    talker = model.talker_config
+    codes, end = talker.vocab_size - SUPPRESSED_IDS, talker.codec_eos_token_id
+    if not codes <= end < talker.vocab_size:
+        yield f"codec_eos_token_id is {end}; it must be at least {codes} and below vocab_size {talker.vocab_size}"
+    spoken = {name: value for name, value in vars(talker).items() if name.startswith("codec_") and type(value) is int}
+    for key in ("codec_language_id", "spk_id"):
+        spoken |= {f"{key}.{name}": index for name, index in getattr(talker, key).items()}
+    written = {name: value for name, value in vars(model).items() if name.endswith("_token_id")}
+    for ids, limit in ((spoken, "vocab_size"), (written, "text_vocab_size")):
+        size = getattr(talker, limit)
+        yield from (
+            f"{key} is {index}; it must be below {limit} {size}" for key, index in ids.items() if not 0 <= index < size
+        )
+
+
+def _voice_problems(model: ModelConfig) -> Iterator[str]:
+    """A variant without what it needs, and speakers with unknown dialects or names."""
+    talker, variant = model.talker_config, model.tts_model_type
+    if variant not in VARIANTS:
+        yield f"tts_model_type is {variant!r}; known: {', '.join(VARIANTS)}"
+    if variant == "custom_voice" and not talker.spk_id:
+        yield "spk_id is empty; tts_model_type 'custom_voice' needs a speaker"
+    if variant == "base" and model.speaker_encoder_config is None:
+        yield "lacks speaker_encoder_config, which tts_model_type 'base' needs"
     for speaker in talker.spk_id:
         dialect = talker.spk_is_dialect.get(speaker)
         if dialect is True or (dialect and dialect not in talker.codec_language_id):
-            limit = "it must be false or a key of codec_language_id"
-            raise CheckpointError(f"config.json: spk_is_dialect of {speaker!r} is {dialect!r}; {limit}")
+            yield f"spk_is_dialect of {speaker!r} is {dialect!r}; it must be false or a key of codec_language_id"
     for name, speaker in model.voice_aliases.items():
         if speaker not in talker.spk_id or name in talker.spk_id or name != name.lower():
             limit = "it must be another name, in lower case, of a key of spk_id"
-            raise CheckpointError(f"config.json: voice_aliases of {name!r} is {speaker!r}; {limit}")
+            yield f"voice_aliases of {name!r} is {speaker!r}; {limit}"

@@ -9,12 +9,19 @@ from torch import nn
 from sonoro.models.shared import model_files
 from sonoro.models.shared.codec_file import CodecFile, all_but
 from sonoro.models.shared.model_files import ModelFiles
-from sonoro.nn import weights
-from sonoro.nn.weights import DummyRule, Fusion, Shape
+from sonoro.nn.weights import DummyRule, Fusion, Shape, parted_names
 
 from .backbone import Talker
 from .codec import CodecDecoder, Qwen3Codec
-from .config import CodecConfig, Configs, ModelConfig
+from .config import (
+    CodecConfig,
+    CodecDecoderConfig,
+    CodecEncoderConfig,
+    Configs,
+    ModelConfig,
+    PredictorConfig,
+    TalkerConfig,
+)
 from .voice import SpeakerEncoder
 
 CODEC_FILE = "speech_tokenizer/model.safetensors"
@@ -31,6 +38,7 @@ _PARTS = {
     "predictor projection": ("talker.code_predictor.small_to_mtp_projection.",),
     "speaker encoder": ("speaker_encoder.",),
 }
+_Stack = TalkerConfig | PredictorConfig | CodecDecoderConfig | CodecEncoderConfig
 _CODEC_PARTS = {"codec decoder": ("decoder.",), "codec encoder": ("encoder.",)}
 
 
@@ -58,27 +66,18 @@ Modules = model_files.Modules[LanguageModel, Qwen3Codec]
 
 
 def main_fusions(config: ModelConfig) -> tuple[Fusion, ...]:
-    talker, predictor = config.talker_config, config.talker_config.code_predictor_config
-    return (
-        *weights.parted_names("talker.model.", talker.num_attention_heads, talker.num_key_value_heads),
-        *weights.parted_names(
-            "talker.code_predictor.model.", predictor.num_attention_heads, predictor.num_key_value_heads
-        ),
-    )
+    talker = config.talker_config
+    return _parted("talker.model.", talker) + _parted("talker.code_predictor.model.", talker.code_predictor_config)
 
 
 def codec_fusions(config: CodecConfig) -> tuple[Fusion, ...]:
     decoder, encoder = config.decoder_config, config.encoder_config
-    return (
-        *weights.parted_names("decoder.pre_transformer.", decoder.num_attention_heads, decoder.num_key_value_heads),
-        *(
-            weights.parted_names(
-                "encoder.encoder_transformer.", encoder.num_attention_heads, encoder.num_key_value_heads
-            )
-            if encoder
-            else ()
-        ),
-    )
+    fusions = _parted("decoder.pre_transformer.", decoder)
+    return fusions if encoder is None else fusions + _parted("encoder.encoder_transformer.", encoder)
+
+
+def _parted(prefix: str, sizes: _Stack) -> tuple[Fusion, ...]:
+    return parted_names(prefix, sizes.num_attention_heads, sizes.num_key_value_heads)
 
 
 def unused_shapes(config: CodecConfig) -> dict[str, Shape]:
