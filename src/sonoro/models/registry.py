@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
+import huggingface_hub
 import torch
 
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, ConfigError
@@ -19,7 +21,6 @@ from sonoro.models.base import Description, LoadedModel
 from sonoro.models.fish_s2 import model as fish_s2
 from sonoro.models.qwen3_tts import model as qwen3_tts
 from sonoro.models.settings import configure
-from sonoro.models.shared.hub import snapshot
 from sonoro.models.shared.loading import Family
 from sonoro.models.voxcpm2 import model as voxcpm2
 from sonoro.ops.device import Card, card, is_recorded
@@ -181,12 +182,25 @@ def _from_folder(folder: Path, name: str) -> _Source:
 def _from_hub(hub_id: str, *, is_dummy: bool) -> _Source:
     """The source in the hub's local cache, after downloading what is missing."""
     # config.json first: it shows whether the rest, gigabytes, is supported.
-    source = _from_folder(snapshot(hub_id, ["config.json"]), hub_id.split("/")[1])
+    source = _from_folder(_snapshot(hub_id, ["config.json"]), hub_id.split("/")[1])
     files = [name for name in source.family.hub_files if not (is_dummy and name.endswith((".safetensors", ".pth")))]
-    folder = snapshot(hub_id, files)
+    folder = _snapshot(hub_id, files)
     if not is_dummy and not any(folder.glob("*.safetensors")):
-        folder = snapshot(hub_id, [*files, *_OTHER_FORMATS])
+        folder = _snapshot(hub_id, [*files, *_OTHER_FORMATS])
     return source._replace(origin=folder, is_hub=True)
+
+
+def _snapshot(hub_id: str, patterns: Sequence[str]) -> Path:
+    """The local folder of repository `hub_id`, after downloading missing files that match `patterns`.
+    Raises `CheckpointNotFound`."""
+    try:
+        # The attribute is imported at its first use, which takes .2 s: most starts need no hub.
+        return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=[*patterns]))
+    except (huggingface_hub.errors.HfHubHTTPError, huggingface_hub.errors.HFValidationError, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise CheckpointNotFound(
+            f"there is no folder {hub_id!r}, and the hub returned no repository of that name: {reason}"
+        ) from error
 
 
 def _device(device: str | torch.device) -> torch.device:

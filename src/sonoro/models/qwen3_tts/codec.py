@@ -9,8 +9,7 @@ from sonoro.core.errors import CheckpointError
 from sonoro.models.shared.streaming import StreamingCodec
 
 from .config import CodecConfig
-from .decoder import CodecDecoder
-from .decoder_fused import FusedDecoder
+from .decoder import CodecDecoder, FusedDecoder
 from .encoder import CodecEncoder
 
 

@@ -16,7 +16,10 @@ from sonoro.nn.causal import CausalConv1d, name_layers
 from sonoro.nn.history import WHOLE, Context
 from sonoro.nn.linear import Linear, RMSNorm
 from sonoro.nn.vocoder import LogSnake, Upsampler, Vocoder, finalize, reach_frames
+from sonoro.nn.vocoder_fused import FusedVocoder, Past, fold_layers, scaled, taps
 from sonoro.nn.window import WindowConfig, WindowLayers
+from sonoro.ops.causal import embed_sum
+from sonoro.ops.conv import Epilogue, conv
 
 from .config import CodecDecoderConfig, stack_sizes
 
@@ -151,3 +154,31 @@ class CodecDecoder(nn.Module):
         """Derive tables from the parameters and lay out convolution weights. Call once after loading and casting."""
         self.quantizer.folded = self.quantizer.projected_tables().to(self.weight.dtype)
         finalize(self)
+
+
+class FusedDecoder:
+    """A finalized `CodecDecoder` as fused kernels; residual streams are in `stream_dtype`.
+    Shares its weights, except for small ones that are folded. Capturable."""
+
+    def __init__(self, decoder: CodecDecoder, stream_dtype: torch.dtype) -> None:
+        assert decoder.quantizer.folded is not None
+        self.decoder = decoder
+        self.tables = decoder.quantizer.folded
+        transformer = decoder.pre_transformer
+        self.layers = fold_layers(transformer.layers)
+        self.output_weight = scaled(transformer.output_proj.weight, transformer.norm.weight)
+        self.render = FusedVocoder(decoder.upsample, decoder.decoder, stream_dtype)
+
+    def contextualize(self, frames: Tensor, past: Past) -> Tensor:
+        """Embed `frames` [B, T, K] int64 and run the transformer: [B, T, latent_dim]."""
+        pre_conv, transformer = self.decoder.pre_conv, self.decoder.pre_transformer
+        x = embed_sum(frames.contiguous(), self.tables, past.left_context(None, pre_conv))
+        _, x = conv(x, taps(pre_conv), pre_conv.conv.bias, 1, past.left_context(pre_conv))
+        project = transformer.input_proj
+        stream = Epilogue(plain=torch.promote_types(x.dtype, torch.float32))
+        x, _ = conv(x, project.weight[None], project.bias, epilogue=stream)
+        for layer in self.layers:
+            x = layer(x, past)
+        past.advance(frames.shape[1])
+        eps = transformer.norm.eps
+        return conv(x, self.output_weight, transformer.output_proj.bias, epilogue=Epilogue(norm_eps=eps))[1]

@@ -62,16 +62,6 @@ def has_room(found: tuple[Peak, ...]) -> bool:
 def peaks(root: nn.Module, run: Callable[[], Any]) -> tuple[Peak, ...]:
     """The peak of every module below `root` during `run()`, largest first. Synchronises."""
     largest: dict[str, Tensor] = {}
-    with _watching(root, largest):
-        run()
-    found = [Peak(name, float(value)) for name, value in largest.items()]
-    # NaN sorts first.
-    return tuple(sorted(found, key=lambda peak: (peak.value == peak.value, -peak.value)))
-
-
-@contextmanager
-def _watching(root: nn.Module, largest: dict[str, Tensor]) -> Iterator[None]:
-    """A context that records in `largest`, by module path, the largest absolute input or output below `root`."""
 
     def watch(name: str) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
         def note(_: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
@@ -82,12 +72,15 @@ def _watching(root: nn.Module, largest: dict[str, Tensor]) -> Iterator[None]:
 
         return note
 
-    handles = [module.register_forward_hook(watch(name)) for name, module in root.named_modules() if name]
+    hooks = [module.register_forward_hook(watch(name)) for name, module in root.named_modules() if name]
     try:
-        yield
+        run()
     finally:
-        for handle in handles:
-            handle.remove()
+        for hook in hooks:
+            hook.remove()
+    found = [Peak(name, float(value)) for name, value in largest.items()]
+    # NaN sorts first.
+    return tuple(sorted(found, key=lambda peak: (peak.value == peak.value, -peak.value)))
 
 
 @contextmanager

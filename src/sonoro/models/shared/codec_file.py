@@ -66,19 +66,13 @@ class CodecFile(Generic[C, M]):
             return self.arrange(codec, name, value).view(shape).to(device)
 
         weights.fill(codec, read)
-        codec.model_dtype = dtype
-        codec.requires_grad_(False).eval()
-        codec.finalize()
-        return codec
+        return _finished(codec, dtype)
 
     def init_dummy(self, config: C, seed: int, *, device: torch.device, dtype: torch.dtype) -> M:
         """A codec with random weights in float32, for a model in `dtype`; its output is loud but not clipped."""
         codec = weights.empty(self.make, config)
         weights.init_dummy(codec, seed, rules=self.rules, dtype_of=lambda _: torch.float32, device=device)
-        codec.model_dtype = dtype
-        codec.requires_grad_(False).eval()
-        codec.finalize()
-        return codec
+        return _finished(codec, dtype)
 
     def check(self, file: Path, config: C) -> dict[str, Shape]:
         """Check `file` as `load` does, reading few values; returns stored names and shapes of the codec's tensors."""
@@ -138,3 +132,11 @@ class CodecFile(Generic[C, M]):
         entries = stored.entries_of(folded, file)
         skipped = stored.sort_out(entries, self._shapes(codec, config), self.unused(config), where=str(file))
         return found, folded, skipped
+
+
+def _finished(codec: M, dtype: torch.dtype) -> M:
+    """`codec` once its weights are final, for a model in `dtype`."""
+    codec.model_dtype = dtype
+    codec.requires_grad_(False).eval()
+    codec.finalize()
+    return codec
