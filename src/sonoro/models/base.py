@@ -157,9 +157,9 @@ class Codec(Protocol):
         """Set `slots` (freshly reset) to the state after decoding the voice's reference frames."""
 
     def decode(self, frames: Tensor, slots: Tensor | None = None, history: Any = None) -> Tensor:
-        """Decode `frames` [B, T, ...] to PCM [B, T * hop] in [-1, 1], advancing `slots` of `history`.
-        Capturable; no sync. Without a history it decodes whole sequences. Exact: chunks of any lengths give the whole
-        decode, up to rounding."""
+        """Decode `frames` [B, T, ...] to PCM [B, T * hop] in [-1, 1], advancing `slots` of `history`; without a
+        history, whole sequences. Capturable; no sync. Exact: any split into chunks gives the whole decode, up to
+        rounding."""
 
     def encode(self, audio: Tensor) -> Tensor:
         """Encode mono `audio` [S] float32, at the encoder's sample rate, to frames [T, ...] that cover all of it."""
@@ -182,21 +182,17 @@ class SpeechModel(Protocol):
         `before` are the earlier segments; `request.max_frames` limits this one."""
 
     def allocate(self, capacity: Capacity) -> SlotState:
-        """Zeroed state of `capacity.slots` slots and the scratch slot. Raises `ConfigError` for a capacity that the
-        model does not support."""
+        """Zeroed state of all slots and scratch. Raises `ConfigError` for a capacity beyond the model's limits."""
 
     def reset(self, state: Any, slots: Sequence[int]) -> None:
         """Free `slots`: set `done` and erase every trace of the request. No sync."""
 
     def stage(self, state: Any, prompts: Sequence[Any], slots: Sequence[int], pages: Sequence[Pages]) -> int:
         """Copy `prompts`, for `slots` and `pages`, to the staging area on the device; returns the number of tokens
-        staged, which excludes cached ones.
-
-        Does not wait for the copies; touches no state by slot; not capturable."""
+        staged, without cached ones. Does not wait for the copies; touches no state by slot; not capturable."""
 
     def admit(self, state: Any, slots: Tensor) -> None:
-        """Reset `slots` and write the staged state to them, in the order of `stage`, ready for `prefill`.
-        Capturable."""
+        """Reset `slots` and write the staged state to them, in order, ready for `prefill`. Capturable."""
 
     def prefill(self, state: Any, tokens: Tensor) -> None:
         """Run `tokens` [T] int64, indices into the staging area; their slots are then ready for `frame`. Capturable.
@@ -228,16 +224,13 @@ class LiveTextModel(Protocol):
         """The tokeniser of a new segment; None if the request needs all of its text before the first frame."""
 
     def prepare_live(self, request: SpeechRequest, ids: Sequence[int], index: int, voice: Voice | None) -> Prompt:
-        """As `prepare`, for a segment that begins with `ids` of a `LiveText` (one at least); `append_text` adds the
-        rest.
-
-        Frame n needs n pending ids, including those of the prompt, unless the text has ended."""
+        """As `prepare`, for a segment that begins with `ids` of a `LiveText` (at least one); `append_text` adds the
+        rest. Frame n needs n pending ids, including those of the prompt, unless the text has ended."""
 
     def append_text(
         self, state: Any, slots: Sequence[int], starts: Sequence[int], ids: Sequence[Sequence[int]]
     ) -> None:
-        """Write `ids` to the pending ids of `slots`, from index `starts` on, in stream order. No sync; not
-        capturable."""
+        """Append `ids` to the pending ids of `slots`, from index `starts` on. No sync; not capturable."""
 
 
 @runtime_checkable

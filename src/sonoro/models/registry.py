@@ -1,7 +1,6 @@
 """Find and load a model by name: a folder, a hub id, the built-in voice or a released configuration.
 
-A family is one line in `FAMILIES`; its checkpoints are recognised by `model_type` in config.json, or else by
-`architecture`."""
+A family is one line in `FAMILIES`. `model_type` in config.json, or else `architecture`, names a checkpoint's."""
 
 from __future__ import annotations
 
@@ -113,8 +112,7 @@ def check_units(quantization: str, on: Card) -> None:
 
 
 def offered(model: str | Path | None = None, on: Card | None = None) -> tuple[str, ...]:
-    """The quantisations, "none" first, that `load` takes for `model`, named as there, on the card `on` (None: any).
-    Raises as `load`."""
+    """The quantisations that `load` takes for `model` on the card `on` (None: any), "none" first. Raises as `load`."""
     return _offered(_find(model, is_dummy=True).family, on)
 
 
@@ -191,8 +189,7 @@ def _from_hub(hub_id: str, *, is_dummy: bool) -> _Source:
 
 
 def _snapshot(hub_id: str, patterns: Sequence[str]) -> Path:
-    """The local folder of repository `hub_id`, after downloading missing files that match `patterns`.
-    Raises `CheckpointNotFound`."""
+    """The local folder of repository `hub_id`, with files that match `patterns`. Raises `CheckpointNotFound`."""
     try:
         # The attribute is imported at its first use, which takes .2 s: most starts need no hub.
         return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=[*patterns]))

@@ -28,8 +28,7 @@ class Configurable(Protocol):
 
 
 def configure(model: object, values: Mapping[str, OptionValue]) -> None:
-    """Validate `values` and set them on `model`. Raises `ConfigError` naming an unknown setting or one out of
-    bounds."""
+    """Validate `values` and set them on `model`. Raises `ConfigError` naming a setting that is unknown or invalid."""
     known = {one.name: one for one in model.settings} if isinstance(model, Configurable) else {}
     checked = {}
     for name, value in values.items():

@@ -18,8 +18,7 @@ FEW_ROWS = 64
 
 
 class CausalLayer(nn.Module):
-    """A layer whose left context is `length` columns of `width` channels, kept in the history under `key`.
-    `name_layers` sets the key."""
+    """A layer whose left context, `length` columns of width `width`, is kept under `key` (set by `name_layers`)."""
 
     key = ""
 

@@ -1,6 +1,4 @@
-"""Residual vector quantisation with codebooks that are searched in a low-dimensional projection.
-
-Sequences are [B, T, C]."""
+"""Residual vector quantisation of [B, T, C] with codebooks that are searched in a low-dimensional projection."""
 
 from __future__ import annotations
 

@@ -43,8 +43,8 @@ def read_released(
     expected: Callable[[T], Iterable[tuple[str, object, object]]] = lambda config: (),
 ) -> T:
     """The dataclass `kind` from config.json of the folder `source`, or for a name from `configs/<name>.json` of
-    `package`. `expected` lists keys, their values and the only supported ones. Raises `CheckpointError` naming the file
-    and key."""
+    `package`. Raises `CheckpointError` naming file and key, also where a value of `expected` (key, value, only
+    supported) differs."""
     if isinstance(source, Path):
         config = read_config(kind, source / "config.json")
     else:

@@ -29,8 +29,7 @@ class Context(Protocol):
         """`x` [B, T, C] preceded by the L columns of the ring buffer of `key`, in ring order: [B, L + T, C]."""
 
     def recalled(self, key: str, columns: int, device: torch.device) -> Tensor:
-        """Absolute positions of the columns that `recall` returns for T = `columns`, int64 [B or 1, L + T]; negative:
-        never written."""
+        """Positions of what `recall` returns for T = `columns`, int64 [B or 1, L + T]; negative if never written."""
 
     def advance(self, columns: int) -> None:
         """Advance the position by `columns`. Once per call of the whole model, after its last `recall`."""

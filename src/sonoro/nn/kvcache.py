@@ -1,7 +1,6 @@
 """Paged KV cache of a decoder stack.
 
-The page table maps the positions of a slot to pages. Positions past a slot's live length may hold anything, NaN
-included: no result depends on them."""
+The page table maps a slot's positions to pages. Past its live length they may hold anything, even NaN."""
 
 from __future__ import annotations
 
@@ -49,8 +48,7 @@ class PagedKVCache:
 
     @classmethod
     def allocate(cls, shape: tuple[int, ...], table: Tensor, dtype: torch.dtype) -> PagedKVCache:
-        """Zeroed keys and values of `shape`, for `table`. On a CPU they take memory only once written: most slots never
-        use all of their pages."""
+        """Zeroed keys and values of `shape`, for `table`. On a CPU, pages take memory only once they are written."""
         if table.is_cpu:
             empty = (np.zeros(math.prod(shape) * dtype.itemsize, np.uint8) for _ in range(2))
             keys, values = (torch.from_numpy(zeros).view(dtype).view(shape) for zeros in empty)

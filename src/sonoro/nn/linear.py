@@ -28,8 +28,7 @@ from sonoro.ops.linear import (
 from sonoro.ops.norm import rms_norm, rms_norm_reference
 
 _KERNEL_TOLERANCES = {torch.bfloat16: 2**-6, torch.float16: 2**-9}
-"""Relative to the largest value: a few roundings of the dtype. Other dtypes: float32 sums of thousands of terms in
-another order."""
+"""Relative to the largest value: a few roundings. Other dtypes sum thousands of float32 terms in another order."""
 
 
 class RMSNorm(nn.Module):

@@ -77,9 +77,8 @@ def _shards(index: Path) -> list[Path]:
 
 
 def headers(files: Iterable[Path]) -> dict[str, Entry]:
-    """The entries of all tensors in `files` by name; reads no values.
-    Raises `CheckpointNotFound` for a missing file, `CheckpointError` for a damaged one, `TensorMismatch` for a tensor
-    in more than one file."""
+    """The entries of all tensors in `files` by name; reads no values. Raises `CheckpointNotFound` for a missing file,
+    `CheckpointError` for a damaged one, `TensorMismatch` for a tensor in more than one."""
     entries = (_header(file) if _is_safe(file) else entries_of(torch_file.read(file, "meta"), file) for file in files)
     return _whole(_joined(entries))
 
@@ -120,8 +119,7 @@ def entries_of(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Entry]:
 
 @contextmanager
 def opened(files: Sequence[Path]) -> Iterator[tuple[dict[str, Entry], Callable[[str], Tensor]]]:
-    """A context that gives the `headers` of `files` and a function from name to tensor, memory-mapped on the CPU.
-    Raises as `headers`."""
+    """A context that gives `headers` and a function from name to tensor, memory-mapped. Raises as `headers`."""
     pickled = {file: torch_file.read(file, "cpu") for file in files if not _is_safe(file)}
     found = _joined(entries_of(pickled[file], file) if file in pickled else _header(file) for file in files)
     scaled = _scaled(found)
@@ -234,8 +232,7 @@ def summary(names: Iterable[str]) -> str:
 
 
 def _header(file: Path) -> dict[str, Entry]:
-    """The entries in the header of a safetensors file. Raises `CheckpointError`; for a truncated file naming the tensor
-    where it ends."""
+    """The entries in a safetensors file's header. Raises `CheckpointError`; for a cut file it names the cut tensor."""
     if not file.is_file():
         raise CheckpointNotFound(f"{file} does not exist")
     try:

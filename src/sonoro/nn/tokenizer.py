@@ -13,8 +13,7 @@ from sonoro.core.errors import CheckpointError, CheckpointNotFound, border
 
 
 def library_border(complaint: str) -> AbstractContextManager[None]:
-    """A context that turns what the tokenizers library raises, plain `Exception`, into a `CheckpointError` that begins
-    with `complaint`."""
+    """A context that turns the tokenizers library's plain `Exception` into `CheckpointError`, led by `complaint`."""
 
     def refuse(error: Exception) -> NoReturn:
         raise CheckpointError(f"{complaint}: {error}") from error

@@ -1,5 +1,4 @@
-"""Read tensors by name from a `torch.save` file (without running its code) or a safetensors file, and fold weight norm
-into plain weights."""
+"""Read tensors from a `torch.save` file, without running its code, or a safetensors file; fold weight norm."""
 
 from __future__ import annotations
 
@@ -88,7 +87,6 @@ def fold_norms(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Tensor]:
 
 
 def _rows(lengths: Tensor, directions: Tensor) -> Tensor:
-    """`directions` scaled to rows of norm `lengths`. Not for the meta device, where the first norm imports a compiler
-    (1 s)."""
+    """`directions` scaled to norms `lengths`. Not for the meta device: its first norm imports a compiler (1 s)."""
     norms = torch.linalg.vector_norm(directions, dim=tuple(range(1, directions.ndim)), keepdim=True)
     return directions * (lengths / norms)

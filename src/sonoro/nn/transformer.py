@@ -1,9 +1,8 @@
 """The decoder transformer that the language models share: rotary embedding, GQA, optional q/k RMSNorm, SwiGLU.
 
-`forward` runs whole sequences, differentiably: `attend` receives (layer index, queries, keys, values), each
-[B, T, heads, D], returns [B, T, query heads, D], and stores keys and values if it likes (`sonoro.nn.kvcache`). `step`
-runs one or a few positions per slot and `prefill` packed prompts, both with fused kernels. The three are tested against
-each other."""
+`forward` runs whole sequences, differentiably: `attend` takes (layer, queries, keys, values), each [B, T, heads, D],
+returns [B, T, query heads, D], and may store keys and values (`sonoro.nn.kvcache`). `step` runs one or a few positions
+per slot and `prefill` packed prompts, with fused kernels. Tests compare the three."""
 
 from __future__ import annotations
 
@@ -172,8 +171,7 @@ class DecoderLayer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
     def project(self, x: NormedRows) -> Tensor:
-        """Input norm and QKV projection of `x` [B, width]: [B, (heads + 2 * kv_heads) * D], before q/k norms and rotary
-        embedding. No autograd."""
+        """Input norm and QKV projection of `x` [B, width]: [B, (heads + 2 * kv_heads) * D]. No autograd."""
         return self.self_attn.qkv_proj.after_norm(x.rows, self.input_layernorm, x.normed)
 
     def complete(self, x: Tensor, heads: Tensor, norm: RMSNorm | None) -> NormedRows:
@@ -227,8 +225,7 @@ def quantize_layers(module: nn.Module, quantization: str, *, row_terms: int = 0)
 
 
 def widen_layers(module: nn.Module, rows: int) -> None:
-    """Keep 16-bit copies (`Linear.widen`) of the 8-bit weights of each `DecoderLayer` in `module`, if products of up to
-    `rows` rows gain from them."""
+    """Keep 16-bit copies of the 8-bit weights of each `DecoderLayer` in `module`, if products of `rows` rows gain."""
     for layer, part in _products(module) if rows > Linear.narrow_rows else ():
         part.widen(layer.input_layernorm.weight.dtype)
 

@@ -1,8 +1,7 @@
-"""The convolutional half of a codec: a decoder's upsampling blocks of Snake activations, transposed convolutions and
-residual units down to samples, and an encoder's mirrored downsampling blocks. All are causal.
+"""The convolutional half of a codec, causal: a decoder's blocks of Snake activations, transposed convolutions and
+residual units, up to samples, and an encoder's mirrored downsampling blocks.
 
-Sequences are [B, T, C]; left context comes from a `Context`. `sonoro.nn.vocoder_fused` runs the same weights on a GPU.
-"""
+Sequences are [B, T, C]; left context comes from a `Context`. `nn.vocoder_fused` runs the same weights on a GPU."""
 
 from __future__ import annotations
 
@@ -232,8 +231,7 @@ def reach_frames(ratios: Sequence[int], rates: Sequence[int]) -> int:
 
 @torch.no_grad()
 def finalize(root: nn.Module) -> None:
-    """Prepare the modules below `root` for inference: derive Snake rates, lay out convolution weights. Call once after
-    loading."""
+    """Prepare `root` for inference, once after loading: derive Snake rates, lay out convolution weights."""
     for module in root.modules():
         if isinstance(module, Snake):
             module.finalize()

@@ -1,8 +1,6 @@
-"""The layers of `sonoro.nn.window` and `sonoro.nn.vocoder` as chains of fused kernels, with the same weights, history
-and results; for inference on a GPU.
+"""The layers of `nn.window` and `nn.vocoder` as chains of fused kernels: same weights, history and results, on a GPU.
 
-Each kernel writes two outputs: the residual stream, and the input of the next layer, activated and with that layer's
-left context in front."""
+A kernel writes the residual stream and the next layer's input: activated, with that layer's left context in front."""
 
 from __future__ import annotations
 

@@ -38,8 +38,7 @@ READERS = 8
 @dataclass(frozen=True)
 class Fusion:
     """Tensors stored as `parts` that the module holds concatenated as `target`, for names that start with `prefix`.
-    `parts` maps each stored name to its share of the rows, in order: `{"q_proj": 16, "k_proj": 8, "v_proj": 8}`.
-    A single part is a rename."""
+    `parts` maps stored names to their shares of the rows, in order: `{"q_proj": 16, "k_proj": 8}`. One is a rename."""
 
     prefix: str
     target: str
@@ -188,8 +187,7 @@ _DEFAULT_RULES = (
 
 
 def fingerprint(configuration: str, *modules: nn.Module) -> str:
-    """SHA-256 (hex) of `configuration` and of each tensor's name, shape, dtype and first numbers: enough to tell
-    checkpoints apart. Synchronises."""
+    """SHA-256 (hex) of `configuration` and of each tensor's name, shape, dtype and first numbers. Synchronises."""
     digest, numbers = hashlib.sha256(configuration.encode()), []
     for module in modules:
         heads = []

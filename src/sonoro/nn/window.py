@@ -69,8 +69,7 @@ class WindowAttention(CausalLayer):
 
 class WindowLayer(nn.Module):
     """One pre-norm layer with layer scales; Q, K and V are one projection, and so are gate and up.
-    The `folded` matrices are those of its fused form, if they are kept in place of its own (see
-    `nn.vocoder_fused.keep_folded`)."""
+    `folded` matrices are those of the fused form, where `nn.vocoder_fused.keep_folded` keeps them instead."""
 
     folded_qkv: Tensor | None
     folded_out: Tensor | None

@@ -1,6 +1,4 @@
-"""The slow AR (backbone) and the fast AR (depth model): modules under the released names.
-
-The decode step is in `frame.py`."""
+"""The slow AR (backbone) and the fast AR (depth model), under the released names; the decode step is in `frame.py`."""
 
 from __future__ import annotations
 
@@ -63,8 +61,7 @@ class DualAR(nn.Module):
 
     def embed(self, columns: Tensor) -> Tensor:
         """Embed columns [..., 1 + K] int64 of a token id and K codes: [..., H].
-        If the token is a code of codebook 0, the codes' embeddings are added and the sum is divided by sqrt(K + 1),
-        rounding after each operation."""
+        For a code of codebook 0: the sum of token and codes over sqrt(K + 1), rounded after each operation."""
         tokens, config = columns[..., 0], self.config
         is_code = (tokens >= config.semantic_start_token_id) & (tokens <= config.semantic_end_token_id)
         text = self.slow.embeddings(tokens)

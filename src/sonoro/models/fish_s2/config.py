@@ -1,5 +1,4 @@
-"""config.json of Fish S2 as frozen dataclasses, with the released field names and the official defaults; unused keys
-are ignored."""
+"""config.json of Fish S2: released field names and official defaults; unused keys are ignored."""
 
 from __future__ import annotations
 

@@ -87,8 +87,7 @@ def _sampler(
 
 
 def _step_slow(lm: DualAR, state: DepthState, slots: Tensor, inputs: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
-    """Step the slow AR with `inputs` [B, H]: hidden states [B, H] after the norm, the fast AR's first input, and logits
-    [B, V]."""
+    """Step the slow AR with `inputs` [B, H]: normed hidden states [B, H], for the fast AR, and logits [B, V]."""
     outputs, norm = lm.slow.step(inputs, state.rotary, state.cache, slots, position, watch=state.watch), lm.slow.norm
     return norm.fused(outputs), lm.head.after_norm(outputs, norm)
 

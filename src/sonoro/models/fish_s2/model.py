@@ -31,8 +31,7 @@ _SAMPLING = SamplingParams(temperature=0.8, top_k=30, top_p=0.8, repetition_pena
 
 
 class FishS2(ReadsText):
-    """Slow AR, fast AR and codec behind `SpeechModel`, `CloningModel`, `ProfiledModel` and `ShowsWords`.
-    Holds no per-request state."""
+    """Slow AR, fast AR and codec behind the protocols of `models.base`. Holds no per-request state."""
 
     def __init__(self, name: str, config: ModelConfig, modules: FishModules, tokenizer: TextTokenizer) -> None:
         self.spec = spec_of(name, config)

@@ -28,8 +28,7 @@ MOST_BYTES = 200
 """Limits of a segment: turns, and UTF-8 bytes unless it is a single turn (the official server's defaults)."""
 
 FRAMES_KEPT_FREE = 2048
-"""Positions reserved for frames, as in the official code, but at most half of the model's: a longer prompt drops its
-earliest turns."""
+"""Positions reserved for frames (official), at most half of the model's: a longer prompt drops its earliest turns."""
 
 _SPEAKER = re.compile(r"<\|speaker:\d+\|>")
 _TAG = re.compile(r"<\|[^|\s]*\|>")
@@ -100,8 +99,7 @@ class ConversationBuilder:
         )
 
     def token_spans(self, text: str) -> list[tuple[int, int]]:
-        """The range (start, end) of characters that each token of a segment `text` covers, end token included; empty
-        for tokens of a tag."""
+        """Characters (start, end) of each token of a segment `text`, end token included; empty for tokens of a tag."""
         tags = [found.span() for found in _TAG.finditer(text)]
         spans = [
             (start, start) if any(first < end and start < last for first, last in tags) else (start, end)

@@ -1,6 +1,4 @@
-"""The talker and its code predictor: modules under the released names, and prompt embeddings.
-
-The decode step is in `frame.py`."""
+"""The talker and its code predictor, under the released names, and prompt embeddings; `frame.py` steps them."""
 
 from __future__ import annotations
 
@@ -105,8 +103,7 @@ class Talker(nn.Module):
 
     def embed_rows(self, text_rows: Tensor, code_rows: Tensor, x_vectors: Tensor | None = None) -> Tensor:
         """Embed prompt tokens of ids `text_rows` [...] and `code_rows` [..., K] int64 (-1 for none): [..., H].
-        `x_vectors` [..., H] are added on the code side. Rounds as the official code: the sum of the code side once,
-        then the sum of both sides."""
+        `x_vectors` [..., H] join the code side. Rounds the code side once, then the sum, as the official code does."""
         text = self.embed_text(text_rows.clamp_min(0)).masked_fill((text_rows < 0)[..., None], 0.0)
         codes = self.embed_codes(code_rows.clamp_min(0)).masked_fill((code_rows < 0)[..., None], 0.0).sum(-2)
         return text + (codes if x_vectors is None else codes + x_vectors.to(codes.dtype))

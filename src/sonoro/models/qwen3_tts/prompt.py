@@ -1,7 +1,6 @@
 """Text to prompt tokens: tokeniser, templates and prompt layouts of the checkpoint. Runs on the CPU.
 
-A prompt token is the sum of a text embedding and codec embeddings; here both are ids, embedded on the device at
-prefill."""
+A prompt token sums a text embedding and codec embeddings; prompts hold their ids, which the device embeds."""
 
 from __future__ import annotations
 
@@ -85,8 +84,7 @@ class TalkerPrompt:
 
 
 class TextTokenizer:
-    """Byte-level BPE. `encode` reads special tokens written in a text as plain text; `read` may be set to honour
-    them."""
+    """Byte-level BPE. `encode` reads special tokens in a text as plain text; `read` may be set to honour them."""
 
     def __init__(self, vocabulary: models.BPE, split: str = "qwen2", config: Path | None = None) -> None:
         self._vocabulary, self._config = vocabulary, config

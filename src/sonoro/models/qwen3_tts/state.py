@@ -86,8 +86,7 @@ def reset(state: FrameState, slots: Sequence[int]) -> None:
 
 
 def stage(state: FrameState, prompts: Sequence[TalkerPrompt], slots: Sequence[int], pages: Sequence[Pages]) -> int:
-    """Stage `prompts` with their `slots` and `pages` for `admit` and `prefill`; returns the number of tokens staged. No
-    sync; not capturable."""
+    """`SpeechModel.stage`."""
     added, ids = [], []
     for number, prompt in enumerate(prompts):
         text = np.full(state.text_ids.shape[1], state.pad_id)

@@ -76,8 +76,7 @@ class _TimeDelay(nn.Module):
 
 
 class _Res2Net(nn.Module):
-    """Res2Net block: channel groups, each convolved after adding the previous group's output; the first passes
-    through."""
+    """Res2Net block: each channel group but the first is convolved after adding the previous group's output."""
 
     def __init__(self, channels: int, scale: int, kernel: int, dilation: int) -> None:
         super().__init__()
@@ -191,8 +190,7 @@ def encode_voice(
 
 
 def save_voice(voice: Voice) -> SavedVoice:
-    """The tensors `x_vector`, `frames`, `history.<layer>` and `seen` of `voice`, which must be primed if it has
-    frames."""
+    """The tensors `x_vector`, `frames`, `history.<layer>` and `seen` of `voice`; one with frames must be primed."""
     tensors = {"x_vector": voice.data.x_vector}
     if voice.reference_frames is None:
         return SavedVoice(tensors, {})

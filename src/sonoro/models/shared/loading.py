@@ -1,5 +1,4 @@
-"""A model family: what a model folder hands to the registry, and how a model of it is loaded, randomly initialised or
-described."""
+"""A model family: what a model folder hands to the registry, which loads, randomly fills or describes a model."""
 
 from __future__ import annotations
 

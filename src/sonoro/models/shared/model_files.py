@@ -100,8 +100,7 @@ class ModelFiles(Generic[C, L, M]):
         return {part: count for part, count in counts.items() if count}
 
     def weight_bytes(self, config: C, dtype: torch.dtype, quantization: str = "none") -> int:
-        """Bytes of the weights with the language model in `dtype`, or its layers in `quantization`, and the codec in
-        float32; without derived tables."""
+        """Bytes of the weights, without derived tables: in `dtype`, layers in `quantization`, the codec in float32."""
         lm = self._empty(config, quantization)
         tensors = weights.empty(self.make, config).state_dict().items()
         taken = sum(tensor.numel() * self._dtype_of(name, dtype).itemsize for name, tensor in tensors)

@@ -165,8 +165,7 @@ class StreamingCodec(nn.Module):
         return choice
 
     def _calibrated(self, wanted: str, batch: int, chunks: Sequence[int]) -> CodecChoice:
-        """Choose the dtype by the peaks of a float32 run and the SNR of a run in half precision; installs the
-        decoder."""
+        """Install the decoder in the dtype that peaks in float32 and the SNR in half precision allow."""
         wide, frames, heard = self.decoder, self.decoder.example(batch, sum(chunks)), list[Tensor]()
         found = peaks(wide, lambda: heard.append(self.decode(frames)))
         dtype, reason = HALVES.get(wanted), "asked for"

@@ -1,5 +1,4 @@
-"""The modules of model.safetensors under the released names: both LMs, the quantiser between them, the local encoder,
-and the flow of `flow.py`."""
+"""The modules of model.safetensors under the released names: both LMs, quantiser, local encoder and flow."""
 
 from __future__ import annotations
 

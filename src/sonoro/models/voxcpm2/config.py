@@ -1,5 +1,4 @@
-"""config.json of VoxCPM2 as frozen dataclasses, with the released field names and the official defaults; unused keys
-are ignored."""
+"""config.json of VoxCPM2: released field names and official defaults; unused keys are ignored."""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ RELEASED = {"voxcpm2": "openbmb/VoxCPM2"}
 
 @dataclass(frozen=True, kw_only=True)
 class RopeScaling:
-    """LongRoPE: divisors of the angle of each rotary pair. The context is not extended, so only the short factors
-    apply."""
+    """LongRoPE: divisors of each rotary pair's angle. Only the short factors apply: the context is not extended."""
 
     type: str
     short_factor: tuple[float, ...]

@@ -1,7 +1,6 @@
 """The decode step: base LM, residual LM, flow matching of a patch, feedback.
 
-Slots that are done are replaced by the scratch slot, which is always done, at length 0: they stay unchanged without a
-branch."""
+The scratch slot, always done and at length 0, replaces slots that are done: they stay unchanged without a branch."""
 
 from __future__ import annotations
 

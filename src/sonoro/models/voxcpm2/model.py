@@ -64,8 +64,7 @@ _OPTIONS = (
 
 
 class VoxCPM2(ReadsText):
-    """Both language models, flow and codec behind `SpeechModel`, `CloningModel`, `ProfiledModel` and `ShowsWords`.
-    Holds no per-request state."""
+    """Both language models, flow and codec behind the protocols of `models.base`. Holds no per-request state."""
 
     def __init__(self, name: str, config: ModelConfig, modules: VoxModules, tokenizer: TextTokenizer) -> None:
         self.spec, self.position_bytes = spec_of(name, config), _position_bytes(config, modules.lm.weight.dtype)

@@ -20,8 +20,7 @@ import torch
 
 
 def main() -> None:
-    """Run the request ASKED.json from its noise, and write prompt length, first decision, frames and audio to
-    MADE.npz."""
+    """Run the request ASKED.json from its noise, and write what `sonoro.profile.official` compares to MADE.npz."""
     folder, asked_file, made_file = sys.argv[1:]
     asked = json.loads(Path(asked_file).read_text(encoding="utf-8"))
     importlib.import_module("transformers")  # looks for torchaudio before there is a stand-in

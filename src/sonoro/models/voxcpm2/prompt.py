@@ -32,8 +32,7 @@ MOST_SPOKEN = 188
 """Limit of audio patches in a prompt, 30 s (the longest training clips): beyond it earlier segments are dropped."""
 
 _PRIMING = 4
-"""Number of last recordings and segments that prime the codec, whether in the prompt or not: its left context is
-shorter."""
+"""Number of last recordings and segments that prime the codec: its left context is shorter."""
 
 _PARENTHESES = str.maketrans("", "", "()（）")
 

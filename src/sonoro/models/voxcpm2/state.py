@@ -34,8 +34,7 @@ class FrameState(BackboneState):
 
     `patch` [N+1, P, D] is the last patch, zeros after text; `is_audio` [N+1] bool whether `pending` is a patch.
     `options` [N+1, 3] int64: guidance (packed floats), solver steps, minimum length. `cache` holds the base LM's layers
-    (`base`), then the residual LM's (`residual`); `still` are identity rotary tables for the residual LM, which has no
-    positions."""
+    (`base`), then the residual LM's (`residual`). `still`: identity rotary tables, as that has no positions."""
 
     patch: Tensor
     is_audio: Tensor
@@ -45,8 +44,7 @@ class FrameState(BackboneState):
     still: Rotary
 
     def read_options(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Options of the slots `rows` [B] int64: guidance float32, solver steps, and the frame after which speech may
-        end; [B] each.
+        """Guidance float32, solver steps, and the frame after which speech may end, of slots `rows` [B]: [B] each.
         Capturable."""
         options = self.options[rows]
         return unpack_floats(options[:, :1])[:, 0].contiguous(), options[:, 1], options[:, 2]

@@ -1,5 +1,4 @@
-"""Encode recordings to a voice: patches to continue, with their transcript, and patches to imitate. Save and load
-voices."""
+"""Encode recordings to a voice: patches to continue, with their transcript, or to imitate. Save and load voices."""
 
 from __future__ import annotations
 
@@ -31,9 +30,8 @@ def encode_voice(
 ) -> Voice:
     """Encode `references`: one to continue (`prompt`), one to imitate (`reference`), or both.
 
-    Silence pads them to whole patches: before a prompt, after a reference. `priming` is the number of the prompt's last
-    patches that prime the codec; None is all. Raises `InvalidReference` for two of a kind, or one not of 0.5 s to 60 s.
-    """
+    Silence pads them to whole patches: before a prompt, after a reference. The last `priming` patches of the prompt, or
+    all for None, prime the codec. Raises `InvalidReference` for two of a kind, or one not of 0.5 s to 60 s."""
     made: dict[str, Tensor] = {}
     for reference in references:
         if reference.use in made:
