@@ -198,7 +198,7 @@ def test_what_is_wrong_is_told_by_name_and_the_session_goes_on() -> None:
         ("input.audio", {}, "type"),
         ("", {}, "type"),
     ]
-    raw = ["", "{", "null", "[]", '"input.done"', "{}", '{"type": 3}', '{"type": "input.text", "text": "\\ud800"}']
+    raw = ["", "{", "null", "[]", '"input.done"', "{}", '{"type": 3}', '{"type": "input.text", "text": "\\udc00"}']
 
     async def ask() -> None:
         async with serving("live") as server, session(server) as client:

@@ -121,8 +121,11 @@ class Context:
         await asyncio.wait({self.task})
 
     def _skip_to_end(self) -> None:
-        while not self._steps.empty():
-            self._steps.get_nowait()
+        """Drop the steps that wait, but for flushes: clients wait for their answers, unless they have cancelled."""
+        steps = [self._steps.get_nowait() for _ in range(self._steps.qsize())]
+        for step in steps:
+            if isinstance(step, int) and not self.is_cancelled:
+                self._steps.put_nowait(step)
         self.is_ended = True
         self._steps.put_nowait(_End.DROPPING)
 
@@ -135,12 +138,13 @@ class Context:
                     self._append(step)
                 elif isinstance(step, int):
                     await self._speak_rest()
-                    if not self.is_cancelled and not self.has_failed:
+                    if not self.is_cancelled:
                         await self._session.on_flushed(self, step)
                 elif step is self._utterance:
                     # The utterance ended before its text was whole: at its limit, or without its connection, which
                     # raises here. Text up to the next flush is dropped with it.
                     step.speaking.result()
+                await asyncio.sleep(0)  # there may be many
             if step is _End.DROPPING and self._utterance is not None:
                 self._utterance.abort()
             await self._speak_rest()
@@ -150,11 +154,10 @@ class Context:
         await self._session.on_end(self)
 
     def _append(self, text: str) -> None:
-        self._text += text
+        self._text = (self._text + text) if self._utterance else text.lstrip()
         if self._utterance is not None:
             self._utterance.append(text)
-        elif self._text.strip():
-            self._text = self._text.lstrip()
+        elif self._text:
             named = msgspec.structs.replace(self._request, id=f"{self._request.id}.{next(self._numbers)}")
             self._utterance = utterance = Utterance(self, self._session.service, self._body, named)
             utterance.append(self._text)

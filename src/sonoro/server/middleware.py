@@ -34,6 +34,7 @@ from sonoro.server.errors import (
     BodyTooSlow,
     ForeignHost,
     ForeignOrigin,
+    NotReady,
     Refusal,
     RefusalResponse,
     TooManyRequests,
@@ -138,7 +139,9 @@ class Connection(H11Protocol):
         if not self._has_request and self.transport.get_protocol() is self:
             self.idle[self] = None
             if len(self.idle) > MAX_IDLE:
-                next(iter(self.idle)).transport.close()
+                oldest = next(iter(self.idle))
+                del self.idle[oldest]
+                oldest.transport.close()
 
     def _watch(self) -> None:
         self._note_idle()
@@ -191,7 +194,12 @@ class RequestIds:
             status = answered
         except asyncio.CancelledError:
             status = answered
-            raise
+            if scope["type"] != "http" or answered != CLIENT_GONE:
+                raise
+            # At the end of a shutdown.
+            refused = refusal(NotReady("the server is shutting down"))
+            await RefusalResponse(refused)(scope, receive, send_named)
+            status = refused.status
         finally:
             route, method = scope.get("route"), scope.get("method", "WS")
             path = None if route is None else route.path

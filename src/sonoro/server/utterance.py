@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 
 CANCELLED = "cancelled"
 
+CANCEL_S = 0.5
+"""How long an aborted utterance waits for what the engine has still to tell of it: an engine may hang."""
+
 
 class Listener(Protocol):
     """Receives an utterance. Each call may raise `SlowReader`, or `WebSocketDisconnect` if the client is gone."""
@@ -55,7 +58,9 @@ class Utterance:
 
     def __init__(self, listener: Listener, service: Service, body: SpeechBody, request: SpeechRequest) -> None:
         self._listener, self._service, self._body, self._request = listener, service, body, request
-        self._id, self._text = request.id, ""
+        self._id, self.text = request.id, ""
+        self._position = 0  # in the text, of what was sent
+        self._cancel_timeout: asyncio.Timeout | None = None
         self._encoding = service.speech.encoding(body)
         self._observation = service.speech.observe(body.speed, time.perf_counter(), listener.dialect)
         self._sent_samples = 0  # at the model's rate
@@ -74,10 +79,10 @@ class Utterance:
             raise InvalidRequest("input.text", "given", "input.done was sent; wait until the utterance has ended")
         if self._is_aborted:
             return
-        self._text += text
+        self.text += text
         most = self._service.config.max_characters
-        if len(self._text) > most:
-            self._abort(InvalidRequest("input", f"{len(self._text)} characters", f"it must have at most {most}"))
+        if len(self.text) > most:
+            self._abort(InvalidRequest("input", f"{len(self.text)} characters", f"it must have at most {most}"))
         elif self._answer is not None:
             self._answer.append_text(text)
 
@@ -106,6 +111,8 @@ class Utterance:
         )
         if self._answer is not None:
             self._answer.cancel()
+            if self._cancel_timeout is not None:
+                self._cancel_timeout.reschedule(asyncio.get_running_loop().time() + CANCEL_S)
         elif self._is_waiting:
             self.speaking.cancel()
 
@@ -122,7 +129,7 @@ class Utterance:
             await self._listener.refuse(error, self._id)
         finally:
             # The client sets the pace of the text, so only the time to the first packet is counted.
-            speech = Speech(self._id, msgspec.structs.replace(self._request, text=self._text), self._encoding)
+            speech = Speech(self._id, msgspec.structs.replace(self._request, text=self.text), self._encoding)
             facts = conclude(speech, self._observation, reason, is_whole=False)
             named = {"id": self._id, "key": self._listener.caller.name}
             log_event(logger, logging.INFO, "utterance", {**named, **facts})
@@ -149,14 +156,21 @@ class Utterance:
         ):
             permit.follow(answer)
             self._answer = answer
-            answer.append_text(self._text)
+            answer.append_text(self.text)
             if self.is_text_whole:
                 answer.end_text()
-            async with contextlib.aclosing(self._engine_events(answer)) as events:
-                async for event in events:
-                    if isinstance(event, Finished):
-                        return await self._finish(event)
-                    await self._send(event)
+            try:
+                async with (
+                    contextlib.aclosing(self._engine_events(answer)) as events,
+                    asyncio.timeout(None) as timeout,
+                ):
+                    self._cancel_timeout = timeout
+                    async for event in events:
+                        if isinstance(event, Finished):
+                            return await self._finish(event)
+                        await self._send(event)
+            except TimeoutError:
+                return await self._report_cancelled(self._position)
         raise AssertionError("a stream ends with its `Finished`")
 
     async def _engine_events(self, answer: RequestStream) -> AsyncGenerator[AudioChunk | Finished, None]:
@@ -165,9 +179,9 @@ class Utterance:
             async for event in answer:
                 yield event
         except InvalidRequest:
-            if not self.is_text_whole or is_speakable(self._text) or not self._text.strip():
+            if not self.is_text_whole or is_speakable(self.text) or not self.text.strip():
                 raise
-            for event in silent_events(self._id, self._text, self._service.client.spec.sample_rate):
+            for event in silent_events(self._id, self.text, self._service.client.spec.sample_rate):
                 yield event
 
     async def _send(self, chunk: AudioChunk) -> None:
@@ -177,6 +191,7 @@ class Utterance:
         self._words += at_speed(chunk.words or (), self._body.speed)
         if not self._is_aborted:
             self._sent_samples += len(chunk.pcm) // 2
+            self._position = chunk.characters
             await self._send_audio(audio, chunk)
 
     async def _send_audio(self, audio: bytes, source: AudioChunk | Finished) -> None:

@@ -15,6 +15,7 @@ from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from sonoro.core.errors import InvalidRequest, SonoroError
 from sonoro.server.errors import IdleSession, NotReady, SlowReader, refusal
+from sonoro.server.half_characters import HalfCharacters
 from sonoro.server.keys import ANONYMOUS, KEY_PROTOCOL, Caller
 from sonoro.server.service import Service
 from sonoro.server.stream import taken_within
@@ -46,7 +47,7 @@ class WebSocketSession(ABC):
         self.end: End | None = None
         self.facts: dict[str, Any] = socket.state.facts
         self._socket, self._successor = socket, cast(WebSocketSession | None, None)
-        self._counted = contextlib.ExitStack()
+        self._counted, self._halves = contextlib.ExitStack(), HalfCharacters()
         self._shutting_down: asyncio.Event = socket.scope["state"].get(SHUTTING_DOWN, asyncio.Event())
 
     @property
@@ -175,7 +176,11 @@ class WebSocketSession(ABC):
         try:
             if received.get("text") is None:
                 raise InvalidRequest("message", "bytes", "it must be text that is JSON")
-            await self.handle(received["text"])
+            if (message := self._halves.join(received["text"])) is not None:
+                await self.handle(message)
+                if self._halves.has_lost:
+                    self._halves.has_lost = False
+                    raise InvalidRequest("text", "half a character", "its other half must come with the next text")
         except SlowReader:
             raise
         except SonoroError as error:

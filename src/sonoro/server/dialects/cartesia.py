@@ -150,25 +150,33 @@ class _Session(DialectSession):
             if context is not None:
                 context.cancel()
             return
+        is_new = context is None
         if context is None:
             said.check_raw()
             context = await self.open(name, said.asked(""))
             context.wire = _Messages(name, has_words=bool(said.add_timestamps))
         elif context.is_ended:
             raise InvalidRequest("context_id", name, "its last message was sent; wait for done, or use another")
-        if said.transcript:
-            context.say(said.transcript, is_phrase=said.max_buffer_delay_ms == 0)
-        if said.flush:
-            context.flush()
-        if not said.more:
-            context.end()
+        try:
+            if said.transcript:
+                context.say(said.transcript, is_phrase=said.max_buffer_delay_ms == 0)
+            if said.flush:
+                context.flush()
+        except InvalidRequest:
+            if is_new:
+                context.cancel()
+            raise
+        finally:
+            if not said.more:
+                context.end()
 
     async def on_audio(self, context: Context, audio: bytes, times: CharacterTimes, *, is_last: bool) -> None:
         for message in [*context.wire.audio(audio), *context.wire.times(times, is_last=is_last)]:
             await self.say(message)
 
     async def on_flushed(self, context: Context, mark: int) -> None:
-        await self.say(context.wire.message("flush_done", 206, flush_done=True, flush_id=mark))
+        if not context.has_failed:
+            await self.say(context.wire.message("flush_done", 206, flush_done=True, flush_id=mark))
 
     async def on_failure(self, context: Context, error: SonoroError) -> None:
         await self.say(context.wire.error(refusal(error), self.id))
@@ -178,11 +186,10 @@ class _Session(DialectSession):
             await self.say(context.wire.message("done", 200))
 
     async def refuse(self, error: SonoroError, request_id: str | None = None) -> None:
-        """Send `error`, which ends its context."""
-        if (context := self.contexts.get(self._name)) is not None:
-            context.has_failed = True
-            context.cancel()
-        await self.say(_Messages(self._name or "", has_words=False).error(refusal(error), self.id))
+        """Send `error`. A context that is open goes on without the message, so this is not its last."""
+        message = _Messages(self._name or "", has_words=False).error(refusal(error), self.id)
+        context = self.contexts.get(self._name)
+        await self.say({**message, "done": context is None or context.is_cancelled})
 
 
 def routes(service: Service) -> Sequence[BaseRoute]:

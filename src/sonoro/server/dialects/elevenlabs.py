@@ -135,13 +135,19 @@ class _Session(DialectSession):
                 context.cancel()
             elif context is not None:
                 context.end(drops_unflushed=True)
-        elif context is None and said.text:
-            context = await self._open(name, said)
-        if context is not None and not context.is_ended:
-            if said.text:
-                context.say(said.text, is_phrase=self._is_phrases)
-            if said.flush:
-                context.flush()
+        is_new = context is None and bool(said.text) and not said.close_context
+        try:
+            if is_new:
+                context = await self._open(name, said)
+            if context is not None and not context.is_ended:
+                if said.text:
+                    context.say(said.text, is_phrase=self._is_phrases)
+                if said.flush:
+                    context.flush()
+        except SonoroError:
+            if is_new:
+                self._abandon(context)
+            raise
         # With many contexts, an empty text is a keep-alive.
         if said.text == "" and not self._is_multi:
             self.end = "closed"
@@ -154,6 +160,14 @@ class _Session(DialectSession):
         context = await self.open(name, asked)
         context.wire = 0.0, " "  # end time and value of the last character sent
         return context
+
+    def _abandon(self, context: Context | None) -> None:
+        """End a context, or a session without others, whose first message was refused."""
+        if context is not None:
+            context.has_failed = True
+            context.cancel()
+        if not self._is_multi:
+            self.end = "closed"  # so that the client reads the error last
 
     async def on_audio(self, context: Context, audio: bytes, times: CharacterTimes, *, is_last: bool) -> None:
         characters, starts, ends = times
@@ -173,28 +187,22 @@ class _Session(DialectSession):
 
     async def on_failure(self, context: Context, error: SonoroError) -> None:
         await self._send_error(context.name, error)
+        if not self._is_multi:
+            self.end = "closed"  # so that the client reads the error last
 
     async def on_end(self, context: Context) -> None:
         if self._is_multi or not context.has_failed:
             await self._say(context.name, isFinal=True, audio=None)
 
     async def refuse(self, error: SonoroError, request_id: str | None = None) -> None:
-        name, context = self._name, self.contexts.get(self._name)
-        await self._send_error(name, error)
-        if context is not None:
-            context.cancel()
-        elif self._is_multi and name is not None:
-            await self._say(name, isFinal=True, audio=None)
+        """Send `error`. A context that is open goes on without the message."""
+        await self._send_error(self._name, error)
+        if self._is_multi and self._name is not None and self._name not in self.contexts:
+            await self._say(self._name, isFinal=True, audio=None)
 
     async def _send_error(self, name: str | None, error: SonoroError) -> None:
-        """Send `error`. With a single context it ends the session, so the client reads the error last."""
         message = refusal(error).error["message"]
         await self._say(name, error=message, message=message)
-        if not self._is_multi:
-            self.end = "closed"
-            for context in self.contexts.values():
-                context.has_failed = True
-                context.cancel()
 
     async def _say(self, name: str | None, **fields: Any) -> None:
         await self.say({**fields, "contextId": name} if self._is_multi else fields)

@@ -53,21 +53,24 @@ class OmniSession(OtherSession):
         self.facts["dialect"] = self.dialect
         self._config = _Said(type="session.config")
         self._waiting: deque[str] = deque()
-        self._index, self._text = 0, ""
+        self._index = 0
         self._words: list[tuple[str, float, float]]  # words of the text, their starts and ends in seconds
 
     @classmethod
     def recognises(cls, message: str) -> bool:
         try:
             said = msgspec.json.decode(message)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return False
         return isinstance(said, dict) and said.get("type") == "session.config" and not _MARKS.isdisjoint(said)
 
     async def handle(self, message: str) -> None:
         if self._utterance is None or not self._utterance.is_text_whole:
             await self._handle(message)
-        elif len(self._waiting) < MAX_WAITING and sum(map(len, self._waiting)) < self.service.config.max_body_bytes:
+        elif (
+            len(self._waiting) < MAX_WAITING
+            and sum(map(len, [*self._waiting, message])) <= self.service.config.max_message_bytes
+        ):
             self._waiting.append(message)
         else:
             raise InvalidRequest("message", "given", "too many messages wait for the current text to end")
@@ -82,9 +85,8 @@ class OmniSession(OtherSession):
                 self._config = said
                 await self._configure({"response_format": "wav", **fields})
             case "input.text":
-                self._text += said.text
-                if self._text.strip():
-                    await self._append(said.text if self._utterance else self._text)
+                if text := said.text if self._utterance else said.text.lstrip():
+                    await self._append(text)
             case "input.done":
                 has_failed = self._is_skipping
                 self._end_text()
@@ -112,14 +114,19 @@ class OmniSession(OtherSession):
         if not self._is_skipping:
             await self._end_utterance(1)
         while self._waiting and (self._utterance is None or not self._utterance.is_text_whole):
+            await asyncio.sleep(0)  # there may be many
             try:
                 await self._handle(self._waiting.popleft())
             except SonoroError as error:
                 await self.refuse(error)
 
     async def _end_utterance(self, sentences: int) -> None:
-        index, self._index, self._text = self._index, self._index + 1, ""
+        index, self._index = self._index, self._index + 1
         await super().send_event("session.done", utterance_index=index, total_sentences=sentences)
+
+    @property
+    def _spoken_text(self) -> str:
+        return self._utterance.text if self._utterance else ""
 
     async def _send_sentence_event(self, event: str, **fields: Any) -> None:
         await super().send_event(event, utterance_index=self._index, sentence_index=0, **fields)
@@ -127,7 +134,7 @@ class OmniSession(OtherSession):
     async def send_event(self, event: str, **fields: Any) -> None:
         if event == "audio.start":
             self._rate = fields["sample_rate"]
-            facts = {"sentence_text": self._text, "word_timestamps": self._config.word_timestamps}
+            facts = {"sentence_text": self._spoken_text, "word_timestamps": self._config.word_timestamps}
             await self._send_sentence_event(event, format=fields["format"], sample_rate=self._rate, **facts)
         elif event == "audio.done":
             if self._held:
@@ -145,7 +152,7 @@ class OmniSession(OtherSession):
 
     async def send_audio(self, audio: bytes, source: AudioChunk | Finished) -> None:
         start_s = self._timeline.audio_s
-        characters = self._timeline.add(self._text, source)
+        characters = self._timeline.add(self._spoken_text, source)
         times = self._times.add(characters, is_last=isinstance(source, Finished))
         self._words += zip(*times, strict=True)
         self._total_bytes += len(audio)

@@ -25,7 +25,7 @@ from sonoro.core.errors import ConfigError, InvalidRequest, SonoroError
 from sonoro.core.types import AudioChunk, Finished
 from sonoro.core.version import VERSION
 from sonoro.server.dialects.shared import Message, language_of, languages_of
-from sonoro.server.errors import refusal
+from sonoro.server.errors import NotReady, refusal
 from sonoro.server.keys import Caller
 from sonoro.server.listening import listen
 from sonoro.server.schemas import parse
@@ -133,6 +133,10 @@ async def _converse(service: Service, carrier: _Carrier) -> None:
         service.metrics.count_refusal(refusal(error), "wyoming", WyomingSession.dialect)
         with contextlib.suppress(OSError):
             await carrier.write(_failed(error))
+    except asyncio.CancelledError:  # at the end of a shutdown
+        with contextlib.suppress(OSError):
+            await carrier.write(_failed(NotReady("the server is shutting down")))
+        raise
     finally:
         await carrier.close()
 
@@ -329,4 +333,8 @@ class WyomingSession(LiveSession):
             await self.send(_event("audio-chunk", self._audio, audio))
 
     async def refuse(self, error: SonoroError, request_id: str | None = None) -> None:
+        """Send `error`. Clients that wait for the audio of a whole text pass over it, but not over the end of the
+        connection; those of a stream wait for its end, which still comes."""
         await self.send(_failed(error))
+        if not self._is_stream:
+            self.end = "closed"
