@@ -15,6 +15,7 @@ from sonoro.ops.device import CARDS
 from sonoro.server.app import create_app
 from sonoro.server.config import ServerConfig, read_sections
 from sonoro.transport.fleet import Fleet
+from sonoro.transport.messages import WorkerSettings
 
 ROOT = Path(__file__).parents[1]
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
@@ -38,7 +39,7 @@ def arguments_of(command: list[str]) -> dict[str, object]:
 
 def routes() -> set[str]:
     """The paths that a server answers."""
-    return set(create_app(Fleet.launch(), ServerConfig().resolve(1)).openapi()["paths"])
+    return set(create_app(Fleet(WorkerSettings(), ("auto",)), ServerConfig().resolve(1)).openapi()["paths"])
 
 
 def asked(command: list[str]) -> str:

@@ -25,6 +25,7 @@ from websockets.asyncio.client import connect
 from sonoro.core.config import EngineConfig
 from sonoro.core.types import SpeechRequest
 from sonoro.transport.fleet import Fleet
+from sonoro.transport.messages import WorkerSettings
 
 __all__ = ["nothing_left"]
 
@@ -76,7 +77,7 @@ def test_what_is_printed_runs_against_the_built_in_voice(tmp_path: Path, nothing
         ]
 
     async def serve() -> None:
-        builtin = Fleet.launch(devices=("cpu",), config=EngineConfig(slots=1))
+        builtin = Fleet(WorkerSettings(config=EngineConfig(slots=1)), ("cpu",))
         async with serving(engine=builtin) as server:
             await follow(server)
 

@@ -116,7 +116,8 @@ async def traced(root: Path, folder: str) -> Figures:
     sys.path.insert(0, f"{root}/src")
     app, config, service = (import_module(f"sonoro.server.{name}") for name in ("app", "config", "service"))
     service.VOICES_S = service.ENGINES_S = 3600.0  # the server's periodic work is not the request's
-    fleet = import_module("sonoro.transport.fleet").Fleet.launch(devices=("cpu",), factory="house:load_traced")
+    settings = import_module("sonoro.transport.messages").WorkerSettings(factory="house:load_traced")
+    fleet = import_module("sonoro.transport.fleet").Fleet(settings, ("cpu",))
     served = app.create_app(fleet, config.ServerConfig().resolve(4))
     async with served.router.lifespan_context(served), AsyncClient(transport=ASGITransport(served)) as client:
         while (await client.get("http://localhost/ready")).status_code == 503:

@@ -19,6 +19,7 @@ from sine_engines import CONFIG, LONG, alone, nothing_left, run, until
 from sonoro.core.config import EngineConfig
 from sonoro.core.types import SpeechRequest
 from sonoro.transport.fleet import Fleet
+from sonoro.transport.messages import WorkerSettings
 from sonoro.words.spans import word_spans
 
 __all__ = ["nothing_left"]
@@ -262,7 +263,7 @@ def test_the_built_in_voice_is_not_silent_and_the_page_fits() -> None:
     """On the screen of a telephone and on a wide one."""
 
     async def hear() -> None:
-        builtin = Fleet.launch(devices=("cpu",), config=EngineConfig(slots=1))
+        builtin = Fleet(WorkerSettings(config=EngineConfig(slots=1)), ("cpu",))
         async with serving(engine=builtin) as server:
             for width in (360, 1280):
                 screen = {"viewport": {"width": width, "height": 800}, "has_touch": width < 600}

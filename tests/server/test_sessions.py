@@ -14,6 +14,7 @@ from sine_engines import LONG, nothing_left, run, until
 
 from sonoro.core.config import EngineConfig
 from sonoro.transport.fleet import Fleet
+from sonoro.transport.messages import WorkerSettings
 
 __all__ = ["nothing_left"]
 
@@ -70,7 +71,7 @@ def test_the_built_in_voice_says_pieces_as_it_says_the_whole(chunk_frames: tuple
     text = "On it, and 3 of us slid on. Rice is good."
 
     async def speak() -> None:
-        builtin = Fleet.launch(devices=("cpu",), config=EngineConfig(slots=1, chunk_frames=chunk_frames))
+        builtin = Fleet(WorkerSettings(config=EngineConfig(slots=1, chunk_frames=chunk_frames)), ("cpu",))
         async with serving(engine=builtin) as server, session(server) as client:
             await client.say("session.config", voice="nora", seed=7)
             assert (await client.hear())["voice"] == "nora"

@@ -27,7 +27,7 @@ from sonoro.transport.channel import new_endpoint, remove_endpoint
 from sonoro.transport.client import EngineClient
 from sonoro.transport.fleet import Fleet
 from sonoro.transport.launch import Limits
-from sonoro.transport.messages import FromEngine, ToEngine
+from sonoro.transport.messages import FromEngine, ToEngine, WorkerSettings
 from sonoro.transport.process import decode_from_engine, encode_to_engine
 
 
@@ -208,13 +208,13 @@ FACTORY = "sine_models:load"
 
 
 def launch(model: str = "sine", config: EngineConfig = CONFIG, **limits: float) -> EngineClient:
-    return EngineClient.launch(model, limits=Limits(**limits), config=config, factory=FACTORY)
+    return EngineClient(WorkerSettings(model=model, config=config, factory=FACTORY), Limits(**limits))
 
 
 def launch_fleet(model: str = "sine", config: EngineConfig = CONFIG, count: int = 2, **limits: float) -> Fleet:
     """Engines on the CPU."""
-    devices = ("cpu",) * count
-    return Fleet.launch(model, devices=devices, limits=Limits(**limits), config=config, factory=FACTORY)
+    settings = WorkerSettings(model=model, config=config, factory=FACTORY)
+    return Fleet(settings, ("cpu",) * count, Limits(**limits))
 
 
 def run(coroutine: Coroutine[Any, Any, None], timeout_s: float = 2 * GUARD_S) -> None:

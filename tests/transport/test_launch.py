@@ -29,6 +29,7 @@ from sonoro.core.errors import CheckpointNotFound, ConfigError, EngineClosed, En
 from sonoro.core.types import SpeechRequest
 from sonoro.transport.client import EngineClient
 from sonoro.transport.launch import Limits
+from sonoro.transport.messages import WorkerSettings
 
 __all__ = ["nothing_left", "quick_successors", "whole_starts"]
 
@@ -49,8 +50,12 @@ def request(name: str, text: str = LONG) -> SpeechRequest:
     ("client", "error", "words"),
     [
         (lambda: launch("missing"), CheckpointNotFound, "there is no folder 'missing'"),
-        (lambda: EngineClient.launch(device="abacus"), ConfigError, "device: 'abacus' is not allowed; it must be auto"),
-        (lambda: EngineClient.launch(factory="no.such.module:load"), ConfigError, "found in the import path"),
+        (
+            lambda: EngineClient(WorkerSettings(device="abacus")),
+            ConfigError,
+            "device: 'abacus' is not allowed; it must be auto",
+        ),
+        (lambda: EngineClient(WorkerSettings(factory="no.such.module:load")), ConfigError, "found in the import path"),
         (lambda: launch("dying"), EngineCrashed, "exit code 3: this is why it died"),
     ],
 )
@@ -204,8 +209,9 @@ def test_the_death_of_the_parent_ends_the_process(nothing_left: Path) -> None:
 import asyncio, os
 from sonoro.core.config import EngineConfig
 from sonoro.transport.client import EngineClient
+from sonoro.transport.messages import WorkerSettings
 async def main():
-    async with EngineClient.launch("slow", factory={FACTORY!r}, config=EngineConfig(slots=2)):
+    async with EngineClient(WorkerSettings(model="slow", factory={FACTORY!r}, config=EngineConfig(slots=2))):
         print("ready", flush=True)
         await asyncio.sleep(60)
 asyncio.run(main())

@@ -128,6 +128,7 @@ def _serve(model: str | None, given: Mapping[str, Any]) -> None:
     from sonoro.server.listening import listen
     from sonoro.transport.fleet import Fleet, device_list
     from sonoro.transport.launch import Limits
+    from sonoro.transport.messages import WorkerSettings
 
     device, devices = given["device"], given["devices"]
     if devices is not None and device != "auto":
@@ -141,7 +142,7 @@ def _serve(model: str | None, given: Mapping[str, Any]) -> None:
     log_as_json(server.log_format == "json")
     configure_logging(log_level("INFO"), is_json=server.log_format == "json")
     shared = {name: getattr(server, name) for name in ("slow_reader_timeout_s", "max_restarts", "restart_window_s")}
-    fleet = Fleet.launch(model, devices=used, limits=Limits(**shared), config=engine, **load)
+    fleet = Fleet(WorkerSettings(model=model, config=engine, **load), used, Limits(**shared))
     with listen(server) as sock:
         address, actual = sock.getsockname()[:2]
         show(f"listening on http://{f'[{address}]' if ':' in address else address}:{actual}")

@@ -11,7 +11,7 @@ import numpy as np
 from sonoro.core.config import EngineConfig
 from sonoro.core.types import ModelSpec, Reference, SpeechRequest
 from sonoro.transport.client import EngineClient
-from sonoro.transport.messages import DEFAULT_FACTORY
+from sonoro.transport.messages import DEFAULT_FACTORY, WorkerSettings
 
 _REFERENCE_S = 3
 
@@ -46,8 +46,8 @@ class Launched(Subject):
     def launch(self, config: EngineConfig) -> EngineClient:
         """Launch an engine process with `config`, and this `quantization` if given."""
         config = config.over(quantization=self.quantization)
-        names = ("device", "dtype", "load_format", "factory")
-        return EngineClient.launch(self.model, config=config, **{name: getattr(self, name) for name in names})
+        names = ("model", "device", "dtype", "load_format", "factory")
+        return EngineClient(WorkerSettings(config=config, **{name: getattr(self, name) for name in names}))
 
 
 def speech_request(spec: ModelSpec, number: int, text: str, frames: int) -> SpeechRequest:

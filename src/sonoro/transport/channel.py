@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -63,16 +63,5 @@ def remove_endpoint(endpoint: str) -> None:
     shutil.rmtree(Path(endpoint.removeprefix(_SCHEME)).parent, ignore_errors=True)
 
 
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(ToEngine)
-
-
-def decode_to_engine(payload: bytes) -> ToEngine:
-    """Inverse of `transport.process.encode_to_engine`."""
-    message: ToEngine = _decoder.decode(payload)
-    return message
-
-
-def encode_from_engine(messages: Sequence[FromEngine]) -> bytes:
-    """Encode `messages` as one payload."""
-    return _encoder.encode(messages)
+encode_from_engine: Callable[[Sequence[FromEngine]], bytes] = msgspec.msgpack.Encoder().encode
+decode_to_engine: Callable[[bytes], ToEngine] = msgspec.msgpack.Decoder(ToEngine).decode

@@ -10,39 +10,13 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from pathlib import Path
 from typing import Any, Self
 
-from sonoro.core.errors import (
-    EngineError,
-    ErrorFacts,
-    InvalidRequest,
-    SonoroError,
-    UnknownVoice,
-)
+from sonoro.core.errors import EngineError, ErrorFacts, InvalidRequest, SonoroError, UnknownVoice
 from sonoro.core.types import AudioChunk, Failed, Finished, Reference, SpeechRequest, check_text
+from sonoro.transport import messages
 from sonoro.transport.encoded_voice import EncodedVoice
 from sonoro.transport.launch import Limits
-from sonoro.transport.messages import (
-    AppendText,
-    Cancel,
-    EncodeVoice,
-    EndText,
-    FromEngine,
-    LoadVoice,
-    Pause,
-    Pong,
-    Resume,
-    Stats,
-    StatsRequest,
-    Submit,
-    ToEngine,
-    VoiceEncoded,
-    VoiceFailed,
-    VoiceLost,
-    VoiceWanted,
-    WorkerSettings,
-)
 from sonoro.transport.process import SupervisedEngine, cancel_tasks
 
 logger = logging.getLogger(__name__)
@@ -57,7 +31,7 @@ class RequestStream:
     """
 
     def __init__(
-        self, request_id: str, full_bytes: int, slow_reader_timeout_s: float, send: Callable[[ToEngine], None]
+        self, request_id: str, full_bytes: int, slow_reader_timeout_s: float, send: Callable[[messages.ToEngine], None]
     ) -> None:
         self.request_id = request_id
         self._full_bytes, self._timeout_s, self._send = full_bytes, slow_reader_timeout_s, send
@@ -93,15 +67,15 @@ class RequestStream:
     def append_text(self, text: str) -> None:
         """Append text to a live request; ignored if it has ended. Raises `InvalidRequest` for what is not text."""
         check_text("text", text)
-        self._send_unless_ended(AppendText(self.request_id, text))
+        self._send_unless_ended(messages.AppendText(self.request_id, text))
 
     def end_text(self) -> None:
         """Mark the text of a live request as complete; ignored if it has ended."""
-        self._send_unless_ended(EndText(self.request_id))
+        self._send_unless_ended(messages.EndText(self.request_id))
 
     def cancel(self) -> None:
         """End the request with the reason `cancelled`, after the audio already made; ignored if it has ended."""
-        self._send_unless_ended(Cancel(self.request_id))
+        self._send_unless_ended(messages.Cancel(self.request_id))
 
     async def aclose(self) -> None:
         """Close the stream and cancel the request, without waiting. Its id is free once the engine has ended it."""
@@ -131,7 +105,7 @@ class RequestStream:
         self.unread_bytes += len(chunk.pcm)
         if self.unread_bytes >= self._full_bytes and not self._is_paused:
             self._is_paused = True
-            self._send(Pause(self.request_id))
+            self._send(messages.Pause(self.request_id))
             self._start_timer()
 
     def end(self, event: Finished | Exception) -> None:
@@ -143,7 +117,7 @@ class RequestStream:
         if self._on_end is not None:
             self._on_end()
 
-    def _send_unless_ended(self, message: ToEngine) -> None:
+    def _send_unless_ended(self, message: messages.ToEngine) -> None:
         if not self.is_ended:
             self._send(message)
 
@@ -153,14 +127,14 @@ class RequestStream:
         if self.unread_bytes < self._full_bytes / 2:
             self._is_paused = False
             self._stop_timer()
-            self._send(Resume(self.request_id))
+            self._send(messages.Resume(self.request_id))
         else:
             self._start_timer()
 
     def _start_timer(self) -> None:
         self._stop_timer()
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._timeout_s, self._send, Cancel(self.request_id))
+        self._timer = loop.call_later(self._timeout_s, self._send, messages.Cancel(self.request_id))
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -176,27 +150,20 @@ async def _no_voices(digest: str) -> bytes:
 
 
 class EngineClient(SupervisedEngine):
-    """Runs an engine process with `settings`, and its requests: `async with EngineClient.launch(...) as client`.
+    """The requests of a `SupervisedEngine`: `async with EngineClient(settings) as client`.
 
-    Belongs to the event loop it was started in. A process that crashes or hangs fails its requests with `EngineCrashed`
-    and is replaced; later requests wait for the new one. After more than `max_restarts` crashes within
-    `restart_window_s` the client is closed.
+    A process that crashes or hangs fails its requests with `EngineCrashed`; later ones wait for the new process.
     """
 
-    def __init__(self, settings: WorkerSettings, limits: Limits | None = None) -> None:
+    def __init__(self, settings: messages.WorkerSettings, limits: Limits | None = None) -> None:
         super().__init__(settings, limits)
         self._streams: dict[str, RequestStream] = {}
-        self._stats_waiters: deque[asyncio.Future[Stats]] = deque()
+        self._stats_waiters: deque[asyncio.Future[messages.Stats]] = deque()
         self._numbers = itertools.count()
         self._voice_waiters: dict[int, asyncio.Future[EncodedVoice]] = {}
         self._fetches: set[asyncio.Task[None]] = set()
         self.voice_source: VoiceSource = _no_voices
         """Returns the encoded voice of a digest that the engine lacks. May raise `SonoroError`."""
-
-    @classmethod
-    def launch(cls, model: str | Path | None = None, *, limits: Limits | None = None, **settings: Any) -> Self:
-        """A client whose engine speaks as `model`; `settings` are the other fields of `WorkerSettings`."""
-        return cls(WorkerSettings(model=None if model is None else str(model), **settings), limits)
 
     async def close(self) -> None:
         try:
@@ -241,21 +208,21 @@ class EngineClient(SupervisedEngine):
         if not request.is_resolved:
             known = {request.voice or "": request.voice_digest} if request.voice_digest else {}
             request = self.spec.resolve(request, known)
-        self._send(Submit(request))
+        self._send(messages.Submit(request))
         full_bytes = int(self._limits.queue_s * self.spec.sample_rate) * 2
         answer = RequestStream(request.id, full_bytes, self._limits.slow_reader_timeout_s, self._send)
         self._streams[request.id] = answer
         return answer
 
-    async def stats(self, *, resets: bool = False) -> Stats:
+    async def stats(self, *, resets: bool = False) -> messages.Stats:
         """The engine's counters and durations. Raises `EngineError` after `answer_timeout_s`.
 
         `resets` clears the durations, so that the next call covers the interval between the two.
         """
         await self.until_ready()
-        answer: asyncio.Future[Stats] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[messages.Stats] = asyncio.get_running_loop().create_future()
         self._stats_waiters.append(answer)
-        self._send(StatsRequest(resets))
+        self._send(messages.StatsRequest(resets))
         try:
             return await asyncio.wait_for(answer, self._limits.answer_timeout_s)
         except TimeoutError as error:
@@ -268,36 +235,35 @@ class EngineClient(SupervisedEngine):
         """
         await self.until_ready()
         number = next(self._numbers)
-        self._send(EncodeVoice(number, references))
+        self._send(messages.EncodeVoice(number, references))
         answer: asyncio.Future[EncodedVoice] = asyncio.get_running_loop().create_future()
         self._voice_waiters[number] = answer
         return await answer
 
-    def _handle(self, message: FromEngine) -> None:
+    def _handle(self, message: messages.FromEngine) -> None:
         if isinstance(message, AudioChunk):
             self._streams[message.request_id].put(message)
         elif isinstance(message, Finished | Failed):
             event = message.facts.error if isinstance(message, Failed) else message
             self._streams.pop(message.request_id).end(event)
-        elif isinstance(message, Stats):
+        elif isinstance(message, messages.Stats):
             answer = self._stats_waiters.popleft()
             if not answer.done():
                 answer.set_result(message)
-        elif isinstance(message, VoiceEncoded | VoiceFailed):
+        elif isinstance(message, messages.VoiceEncoded | messages.VoiceFailed):
             self._resolve_voice(message)
-        elif isinstance(message, VoiceWanted):
+        elif isinstance(message, messages.VoiceWanted):
             task = asyncio.create_task(self._fetch(message.digest))
             self._fetches.add(task)
             task.add_done_callback(self._fetches.discard)
         else:
-            assert isinstance(message, Pong), message
+            assert isinstance(message, messages.Pong), message
 
-    def _resolve_voice(self, message: VoiceEncoded | VoiceFailed) -> None:
-        """Resolve the call of `encode_voice` that `message` answers."""
+    def _resolve_voice(self, message: messages.VoiceEncoded | messages.VoiceFailed) -> None:
         answer = self._voice_waiters.pop(message.number)
         if answer.done():
             return
-        if isinstance(message, VoiceFailed):
+        if isinstance(message, messages.VoiceFailed):
             answer.set_exception(message.facts.error)
         else:
             answer.set_result(EncodedVoice(message.digest, message.data))
@@ -305,9 +271,9 @@ class EngineClient(SupervisedEngine):
     async def _fetch(self, digest: str) -> None:
         """Send the engine a voice that it asked for. A replacement that did not ask ignores it."""
         try:
-            self._send(LoadVoice(digest, await self.voice_source(digest)))
+            self._send(messages.LoadVoice(digest, await self.voice_source(digest)))
         except SonoroError as error:
-            self._send(VoiceLost(digest, ErrorFacts.of(error)))
+            self._send(messages.VoiceLost(digest, ErrorFacts.of(error)))
 
     def _fail_pending(self, error: EngineError) -> None:
         """Fail everything that waits for the engine, each with an exception object of its own."""

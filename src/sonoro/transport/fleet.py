@@ -8,8 +8,6 @@ import logging
 import re
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
-from pathlib import Path
-from typing import Any, Self, TypeVar
 
 import msgspec
 
@@ -23,15 +21,12 @@ from sonoro.transport.process import Started, cancel_tasks
 
 logger = logging.getLogger(__name__)
 
-Result = TypeVar("Result")
-
 _MISS_SHARE = 8
-"""Routing cost of a voice, uploaded or sent along, that an engine lacks: one request per so many slots, at least one.
-"""
+"""An engine that lacks a request's voice, uploaded or sent along, counts as busier by a request per so many slots."""
 
 
 class Fleet(Started):
-    """Engines with `settings`, one on each of `devices`; `async with Fleet.launch(...) as fleet`.
+    """Engines with `settings`, one on each of `devices`; `async with Fleet(settings, devices) as fleet`.
 
     A request goes to an engine with a free slot if there is one, then to the one with the fewest requests, where an
     engine without the voice in its cache counts as busier. While a crashed engine is replaced, the others get its
@@ -40,7 +35,7 @@ class Fleet(Started):
     """
 
     def __init__(self, settings: WorkerSettings, devices: Sequence[str], limits: Limits | None = None) -> None:
-        self.settings, config = settings, settings.config
+        self.settings, config = msgspec.structs.replace(settings, device=",".join(devices)), settings.config
         if len(devices) > 1 and config.codec_device:
             raise ConfigError("codec_device", config.codec_device, f"one engine can have it, not {len(devices)}")
         self.replicas = tuple(
@@ -48,19 +43,6 @@ class Fleet(Started):
         )
         self._histories = {client: _VoiceHistory(client) for client in self.replicas}
         self._starting: asyncio.Task[None] | None = None
-
-    @classmethod
-    def launch(
-        cls,
-        model: str | Path | None = None,
-        *,
-        devices: Sequence[str] = ("auto",),
-        limits: Limits | None = None,
-        **settings: Any,
-    ) -> Self:
-        """Engines that speak as `model`; `settings` are the other fields of `WorkerSettings`."""
-        named = None if model is None else str(model)
-        return cls(WorkerSettings(model=named, device=",".join(devices), **settings), devices, limits)
 
     def begin(self) -> None:
         """Start every engine in the background, once; `start` waits for them and raises their errors."""

@@ -196,18 +196,6 @@ class Fatal(msgspec.Struct, frozen=True, tag=True):
     facts: ErrorFacts
 
 
-ToEngine = (
-    Submit
-    | AppendText
-    | EndText
-    | Cancel
-    | Pause
-    | Resume
-    | StatsRequest
-    | Ping
-    | EncodeVoice
-    | LoadVoice
-    | VoiceLost
-    | Shutdown
-)
+_ToRequest = AppendText | EndText | Cancel | Pause | Resume
+ToEngine = Submit | _ToRequest | EncodeVoice | LoadVoice | VoiceLost | StatsRequest | Ping | Shutdown
 FromEngine = Ready | AudioChunk | Finished | Failed | Stats | Pong | VoiceEncoded | VoiceWanted | VoiceFailed | Fatal

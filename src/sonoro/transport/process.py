@@ -45,10 +45,7 @@ DRAIN_S = 0.2
 
 
 class EngineProcess:
-    """One engine process and this side's end of the link to it.
-
-    Belongs to the running event loop. Neither side waits for the other to read.
-    """
+    """One engine process and this side's end of the link to it. Neither side waits for the other to read."""
 
     ready: Ready
 
@@ -72,7 +69,9 @@ class EngineProcess:
         async with contextlib.AsyncExitStack() as undo:
             undo.push_async_callback(engine.stop, 0)
             engine._socket.bind(engine._endpoint)
-            await engine._spawn(settings)
+            facts = str(os.getpid()), str(time.monotonic()), msgspec.json.encode(settings).decode()
+            engine._process = await launch.spawn((engine._endpoint, *facts), engine._output.write_end)
+            engine._output.started()
             engine.ready = await engine._until_ready(ready_timeout_s)
             undo.pop_all()
         # Both ends are connected, so the socket's file can go: nothing is left over, whichever process dies first.
@@ -126,11 +125,6 @@ class EngineProcess:
                 self._context.term()
                 remove_endpoint(self._endpoint)
                 self._output.close()
-
-    async def _spawn(self, settings: WorkerSettings) -> None:
-        arguments = (self._endpoint, str(os.getpid()), str(time.monotonic()), msgspec.json.encode(settings).decode())
-        self._process = await launch.spawn(arguments, self._output.write_end)
-        self._output.started()
 
     async def _messages(self, timeout_s: float | None = None) -> list[FromEngine] | None:
         """The next batch of messages; None if the process has ended without any, or at the timeout."""
@@ -229,10 +223,7 @@ class SupervisedEngine(Started):
         """Fail everything that waits for the engine."""
 
     async def start(self) -> None:
-        """Start the engine and wait until it is ready; a first process that fails is not replaced.
-
-        Raises the error of its start (`ConfigError`, `CheckpointError`), or `EngineError` if it died or took too long.
-        """
+        """Start the engine and wait until it is ready, or raise as `EngineProcess.start` does."""
         self._adopt(await EngineProcess.start(self.settings, self._limits.ready_timeout_s))
         self._tasks = [asyncio.create_task(work()) for work in (self._supervise, self._ping)]
 
@@ -381,7 +372,7 @@ async def cancel_tasks(*tasks: asyncio.Task[Any]) -> None:
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)
-_from_engine = msgspec.msgpack.Decoder(list[FromEngine])
+decode_from_engine: Callable[[bytes], list[FromEngine]] = msgspec.msgpack.Decoder(list[FromEngine]).decode
 
 
 def encode_to_engine(message: ToEngine) -> bytes:
@@ -395,9 +386,3 @@ def encode_to_engine(message: ToEngine) -> bytes:
         named = message.request.id if isinstance(message, Submit) else "a voice"
         raise InvalidRequest("request", named, f"every field must be of its type ({error})") from error
     return payload
-
-
-def decode_from_engine(payload: bytes) -> list[FromEngine]:
-    """Inverse of `transport.channel.encode_from_engine`."""
-    messages: list[FromEngine] = _from_engine.decode(payload)
-    return messages
