@@ -25,10 +25,10 @@ cpu: | .venv/bin/python
 	@echo "Installing PyTorch $(TORCH) without CUDA into .venv: about 200 MB"
 	@$(PIP) install --no-deps --index-url https://download.pytorch.org/whl/cpu torch==$(TORCH)
 
-# In more processes than two cores, as tests wait for servers and engines; each takes over tests of the others when it has
+# In more processes than cores, as tests wait for servers and engines; each takes over tests of the others when it has
 # none left. Hundreds of processes import the package: its bytecode is kept.
 test: .venv/.installed-test
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 3 --dist worksteal
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 4 --dist worksteal
 
 check: .venv/.installed-test
 	$(BIN)/ruff format --check .

@@ -45,6 +45,8 @@ class Cluster:
         return await answer_of(self._process, self._log)
 
     async def is_whole(self) -> bool:
+        # Asking all the time would take a core from Ray.
+        await asyncio.sleep(0.25)
         return await self.tell("replicas") == "RUNNING 2"
 
     async def is_not_whole(self) -> bool:

@@ -3,6 +3,7 @@
 A new family is an entry of `FAMILIES`.
 """
 
+import copy
 import functools
 import tempfile
 from collections.abc import Callable
@@ -35,7 +36,7 @@ from sonoro.runtime.sampling import Controls
 GREEDY = SamplingParams(temperature=0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TinyFamily:
     """A family whose checkpoint `write` writes into a folder.
 
@@ -53,10 +54,9 @@ class TinyFamily:
     requests: tuple[dict[str, Any], ...]
 
     def load(self, dtype: torch.dtype = torch.float32, device: str = "cpu") -> LoadedModel:
-        """The tiny model, loaded anew. On the device meta it has shapes alone."""
-        with tempfile.TemporaryDirectory() as folder, torch.inference_mode(False):
-            self.write(Path(folder))
-            return self.family.from_folder(Path(folder), "tiny", torch.device(device), dtype)
+        """The tiny model, a copy of its own. On the device meta it has shapes alone."""
+        with torch.inference_mode(False):
+            return copy.deepcopy(_load_once(self, dtype, device))
 
     def prompt(self, key: int, **wanted: Any) -> Prompt:
         """Prompt number `key`, drawn as the keywords of `controls` say."""
@@ -76,6 +76,13 @@ class TinyFamily:
             *self.requests,
         )
         return [SpeechRequest(**{"id": str(number), "seed": number} | own) for number, own in enumerate(fields)]
+
+
+@functools.cache
+def _load_once(family: TinyFamily, dtype: torch.dtype, device: str) -> LoadedModel:
+    with tempfile.TemporaryDirectory() as folder:
+        family.write(Path(folder))
+        return family.family.from_folder(Path(folder), "tiny", torch.device(device), dtype)
 
 
 def noise(rate_hz: int, seconds: float, **fields: Any) -> Reference:
