@@ -16,9 +16,12 @@ from safetensors.torch import load_file, save_file
 from sine_models import ErringModel, ShownSineModel
 from tiny_checkpoint import write_checkpoint
 
+from sonoro.api import TTS
 from sonoro.audio.files import write_audio
 from sonoro.audio.pcm import from_pcm16
 from sonoro.cli import say as cli_say
+from sonoro.core.errors import EngineError
+from sonoro.core.types import SamplingParams, SpeechRequest
 from sonoro.models.base import LoadedModel
 from sonoro.words import heads
 
@@ -207,6 +210,32 @@ def test_captions_that_cannot_be_written_are_refused_before_it_speaks(sonoro: Ru
     Path("a.json").mkdir()
     assert_refused(*sonoro("say", "Hello.", "--words", "a.json"), ["a.json", "folder"])
     assert not Path("out.wav").exists()
+
+
+def test_options_that_are_given_together_all_reach_the_request(
+    sonoro: Run, recordings: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[SpeechRequest, float]] = []
+
+    def stream(_: TTS, request: SpeechRequest, *, speed: float) -> None:
+        asked.append((request, speed))
+        raise EngineError("asked")
+
+    monkeypatch.setattr(cli_say, "_load", lambda *_: loaded(ErringModel("unreached")))
+    monkeypatch.setattr(cli_say.TTS, "stream", stream)
+    speech = ["--voice", "Ryan", "--language", "german", "--instructions", "Calm.", "--speed", "1.5", "--seed", "7"]
+    clone = ["--ref-audio", recordings / "good.wav", "--ref-text", "A tone.", "--option", "loudness=70"]
+    retries = ["--attempts", "3", "--on-fault", "retry", "--check"]
+    sampling = ["--temperature", "0.5", "--top-k", "9", "--top-p", "0.8", "--repetition-penalty", "1.2"]
+    code, _, err = sonoro("say", "Hello.", *speech, *clone, *retries, *sampling, "--max-frames", "6")
+    assert (code, err) == (1, "error: asked\n")
+    ((request, speed),) = asked
+    assert (speed, request.text, request.voice, request.language) == (1.5, "Hello.", "Ryan", "german")
+    assert (request.instructions, request.seed, request.max_frames) == ("Calm.", 7, 6)
+    assert [(one.text, one.use) for one in request.references] == [("A tone.", "prompt")]
+    assert (request.attempts, request.on_fault, request.with_words) == (3, "retry", True)
+    assert request.sampling == SamplingParams(temperature=0.5, top_k=9, top_p=0.8, repetition_penalty=1.2)
+    assert request.options == {"loudness": 70}
 
 
 def test_what_was_not_spoken_as_written_is_listed_without_captions_too(
