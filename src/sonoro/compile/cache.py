@@ -6,8 +6,6 @@ import contextlib
 import fcntl
 import hashlib
 import importlib.metadata
-import importlib.util
-import logging
 import os
 import re
 import shutil
@@ -23,10 +21,6 @@ from sonoro.core.config import kernel_cache_folder
 from sonoro.runtime.kernels import plans_of
 from sonoro.transport.messages import WorkerSettings
 
-logger = logging.getLogger(__name__)
-
-_TIMEOUT_S = 300.0
-_LOOK_S = 0.002
 _SHAPING = (
     *("slots", "max_positions", "max_frames", "prefill_tokens", "chunk_frames"),
     *("codec_dtype", "frame_batches", "prefill_buckets", "codec_batches", "model_settings", "quantization"),
@@ -50,11 +44,8 @@ class KernelCache:
 
     def __init__(self, settings: WorkerSettings, card: Card) -> None:
         config = settings.config.resolve()
-        what = (
-            _model_folder(settings.model),
-            _dtype(settings, card),
-            {name: getattr(config, name) for name in _SHAPING},
-        )
+        shaping = {name: getattr(config, name) for name in _SHAPING}
+        what = (_model_folder(settings.model), _dtype(settings, card), shaping)
         self._name = hashlib.sha256(msgspec.json.encode(what, order="sorted")).hexdigest()
         self._folder = kernel_cache_folder()
         self._path = self._folder / "sonoro" / f"{self._name}-{re.sub(r'[^0-9a-z]+', '-', card.name.lower())}.json"

@@ -57,9 +57,8 @@ def list_variants(settings: WorkerSettings, card: Card, note: Callable[[Variant]
     Includes the checks at start, prompts longer than the graphs, the encoding of voices, and the watching of heads.
     """
     config = settings.config.resolve()
-    config = dataclasses.replace(
-        config, prefill_buckets=(*config.prefill_buckets, *config.long_prefills), codec_device="", is_eager=True
-    )
+    prefills = (*config.prefill_buckets, *config.long_prefills)
+    config = dataclasses.replace(config, prefill_buckets=prefills, codec_device="", is_eager=True)
     with recording(card, note):
         nowhere = torch.device("meta")
         how = {"load_format": "dummy", "quantization": config.quantization}
