@@ -185,8 +185,7 @@ def main() -> None:
     }
     facts = {**gpu(), "cpu": processor(), "torch": version("torch")}
     results = Report(
-        {"bench": "start", "model": model},
-        machine=facts,
+        {"bench": "start", "model": model, **facts},
         settings=settings,
         commit=args.commit,
         out=args.out / f"start-{model}.json",

@@ -44,16 +44,14 @@ class Target:
             is_web = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
         except ValueError as error:
             raise ConfigError("url", self.url, f"it must be an address ({error})") from error
-        if not is_web:
-            raise ConfigError("url", self.url, 'it must begin with http:// or https://, as "http://localhost:8000"')
-        if url.username or url.query or url.fragment or not all("!" <= letter <= "~" for letter in self.url):
-            raise ConfigError("url", self.url, "it must be ASCII, with no space, user, query or fragment")
-        if self.sample_rate < 1:
-            raise ConfigError("sample_rate", self.sample_rate, "it must be at least 1")
-        if not self.timeout_s > 0:
-            raise ConfigError("timeout_s", self.timeout_s, "it must be above 0")
-        if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
-            raise ConfigError("api_key", "(not shown)", "it must be printable ASCII")
+        limit = 'it must begin with http:// or https://, as "http://localhost:8000"'
+        ConfigError.unless(is_web, "url", self.url, limit)
+        is_plain = not (url.username or url.query or url.fragment) and all("!" <= letter <= "~" for letter in self.url)
+        ConfigError.unless(is_plain, "url", self.url, "it must be ASCII, with no space, user, query or fragment")
+        ConfigError.unless(self.sample_rate >= 1, "sample_rate", self.sample_rate, "it must be at least 1")
+        ConfigError.unless(self.timeout_s > 0, "timeout_s", self.timeout_s, "it must be above 0")
+        key = self.api_key or ""
+        ConfigError.unless(key.isascii() and key.isprintable(), "api_key", "(not shown)", "it must be printable ASCII")
 
     @property
     def api(self) -> str:

@@ -46,8 +46,7 @@ class Prompt:
 def prompts(dataset: str) -> tuple[Prompt, ...]:
     """The texts of `dataset`: `builtin`, or a UTF-8 file with a text per line.
 
-    A line with bars has the format of Seed-TTS, `id|ref_text|ref_audio|text`, with paths relative to the file.
-    Raises `ConfigError` naming the file or the invalid line.
+    A line with bars has the format of Seed-TTS, with paths relative to the file. Raises `ConfigError`.
     """
     if dataset == BUILTIN:
         texts = resources.files("sonoro.bench").joinpath("prompts.txt").read_text("utf-8")
@@ -57,8 +56,7 @@ def prompts(dataset: str) -> tuple[Prompt, ...]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError("dataset", dataset, f"it must be {BUILTIN} or a readable UTF-8 file ({error})") from error
     found = tuple(_prompt(number, line, Path(dataset).parent) for number, line in enumerate(lines, 1) if line.strip())
-    if not found:
-        raise ConfigError("dataset", dataset, "it must hold at least one text")
+    ConfigError.unless(bool(found), "dataset", dataset, "it must hold at least one text")
     return found
 
 
@@ -70,25 +68,18 @@ def cloned(
     Reads every file once. Raises `ConfigError` naming the field or file.
     """
     if ref is None:
-        for field, value in (("ref_text", ref_text), ("x_vector_only", x_vector_only)):
-            if value:
-                raise ConfigError(field, value, "it needs ref: give that too")
+        ConfigError.unless(not ref_text, "ref_text", ref_text, "it needs ref: give that too")
+        ConfigError.unless(not x_vector_only, "x_vector_only", x_vector_only, "it needs ref: give that too")
         return tuple(replace(text, recording=None) for text in texts)
-    if ref != LISTED:
-        same = Recording(Path(ref), ref_text, x_vector_only)
-        found = tuple(replace(text, recording=same) for text in texts)
-    elif ref_text is not None:
-        raise ConfigError("ref_text", ref_text, "a list has its own")
-    else:
-        found = tuple(
-            replace(text, recording=text.recording and replace(text.recording, x_vector_only=x_vector_only))
-            for text in texts
-        )
-    for text in found:
-        if text.recording is None:
+    ConfigError.unless(ref != LISTED or ref_text is None, "ref_text", ref_text, "a list has its own")
+    same, found = Recording(Path(ref), ref_text), []
+    for text in texts:
+        recording = text.recording if ref == LISTED else same
+        if recording is None:
             raise ConfigError("ref", ref, "each line of the dataset must be id|ref_text|ref_audio|text")
-        _data_url(text.recording.path)
-    return found
+        _data_url(recording.path)
+        found.append(replace(text, recording=replace(recording, x_vector_only=x_vector_only)))
+    return tuple(found)
 
 
 def shuffled(texts: tuple[Prompt, ...], seed: str) -> Iterator[Prompt]:

@@ -32,6 +32,7 @@ class ResponseHead:
 
 
 OnPart = Callable[[ResponseHead, bytes], None]
+OnSent = Callable[[], None]
 
 
 class _Connection(asyncio.Protocol):
@@ -50,9 +51,7 @@ class _Connection(asyncio.Protocol):
         is_fresh = time.perf_counter() - self._free_since_s < _KEEP_ALIVE_S
         return is_fresh and not self._transport.is_closing()
 
-    async def exchange(
-        self, head: h11.Request, body: bytes, on_sent: Callable[[], None], on_part: OnPart
-    ) -> ResponseHead:
+    async def exchange(self, head: h11.Request, body: bytes, on_sent: OnSent, on_part: OnPart) -> ResponseHead:
         """Send a request and read its response to the end. Raises `HttpError`."""
         self._on_part, self._answer = on_part, None
         self._done = asyncio.get_running_loop().create_future()
@@ -119,13 +118,7 @@ class Connections:
             connection.cut()
 
     async def exchange(
-        self,
-        request: str,
-        headers: Mapping[str, str],
-        body: bytes,
-        *,
-        on_part: OnPart,
-        on_sent: Callable[[], None] = lambda: None,
+        self, request: str, headers: Mapping[str, str], body: bytes, *, on_part: OnPart, on_sent: OnSent = lambda: None
     ) -> ResponseHead:
         """Send a `request` ("GET /path") and read its response to the end.
 

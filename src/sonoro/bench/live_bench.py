@@ -48,10 +48,9 @@ class LiveBench(LoadBench):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, least in (("requests", 1), ("barge_ins", 0), ("warm_up", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(name, getattr(self, name), f"it must be at least {least}")
-        if not 0 <= self.word_ms < math.inf:
-            raise ConfigError("word_ms", self.word_ms, "it must be at least 0")
+            value = getattr(self, name)
+            ConfigError.unless(value >= least, name, value, f"it must be at least {least}")
+        ConfigError.unless(0 <= self.word_ms < math.inf, "word_ms", self.word_ms, "it must be at least 0")
 
 
 class _Refused(Exception):

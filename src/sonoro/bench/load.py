@@ -49,11 +49,10 @@ class LoadBench:
     commit: str | None = None
 
     def __post_init__(self) -> None:
-        if self.frames is not None and not 1 <= self.frames[0] <= self.frames[1]:
-            raise ConfigError("frames", self.frames, "they must ascend, from 1")
+        fewest, most = self.frames or (1, 1)
+        ConfigError.unless(1 <= fewest <= most, "frames", self.frames, "they must ascend, from 1")
         for name in self.facts:
-            if name not in FACTS:
-                raise ConfigError("facts", name, "it may hold " + ", ".join(FACTS))
+            ConfigError.unless(name in FACTS, "facts", name, "it may hold " + ", ".join(FACTS))
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -85,26 +84,18 @@ class ServeBench(LoadBench):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if bool(self.rps) == bool(self.concurrency):
-            raise ConfigError("rps", self.rps, "give either rps or concurrency")
-        if self.rps and not all(0 < rate < math.inf for rate in self.rps):
-            raise ConfigError("rps", self.rps, "each must be above 0")
-        if self.concurrency and min(self.concurrency) < 1:
-            raise ConfigError("concurrency", self.concurrency, "each must be at least 1")
-        if len(self.duration_s) not in (1, len(self.loads)):
-            raise ConfigError("duration_s", self.duration_s, f"give one, or {len(self.loads)}: one for each level")
-        if not all(0 < duration_s < math.inf for duration_s in self.duration_s):
-            raise ConfigError("duration_s", self.duration_s, "each must be above 0")
-        if not 0 <= self.warm_up_s < math.inf:
-            raise ConfigError("warm_up_s", self.warm_up_s, "it must be at least 0")
-        if not 0 <= self.processes <= 256:
-            raise ConfigError("processes", self.processes, "it must be from 0 to 256; 0 chooses")
-        if self.max_queue_wait_ms is not None and not (len(self.rps) == 3 and self.max_queue_wait_ms >= 0):
-            raise ConfigError(
-                "overload",
-                self.max_queue_wait_ms,
-                "it must be at least 0, with three rates: below, above and below again",
-            )
+        rates, clients, durations_s, wait_ms = self.rps, self.concurrency, self.duration_s, self.max_queue_wait_ms
+        check, levels = ConfigError.unless, len(self.loads)
+        check(bool(rates) != bool(clients), "rps", rates, "give either rps or concurrency")
+        check(all(0 < rate < math.inf for rate in rates), "rps", rates, "each must be above 0")
+        check(all(count >= 1 for count in clients), "concurrency", clients, "each must be at least 1")
+        each = f"give one, or {levels}: one for each level"
+        check(len(durations_s) in (1, levels), "duration_s", durations_s, each)
+        check(all(0 < one_s < math.inf for one_s in durations_s), "duration_s", durations_s, "each must be above 0")
+        check(0 <= self.warm_up_s < math.inf, "warm_up_s", self.warm_up_s, "it must be at least 0")
+        check(0 <= self.processes <= 256, "processes", self.processes, "it must be from 0 to 256; 0 chooses")
+        judged = "it must be at least 0, with three rates: below, above and below again"
+        check(wait_ms is None or (len(rates) == 3 and wait_ms >= 0), "overload", wait_ms, judged)
 
     @property
     def loads(self) -> tuple[float, ...]:

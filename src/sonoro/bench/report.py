@@ -32,7 +32,7 @@ class Report(report.Report):
     """The report of a load on a server, with the client's machine; its table has a line per metric."""
 
     def __init__(self, top: Mapping[str, Any], **more: Any) -> None:
-        super().__init__(top, machine={"client": processor()}, **more)
+        super().__init__({**top, "client": processor()}, **more)
 
     def show_table(self, title: str) -> None:
         _show(title, [load_of(row) for row in self.rows], self.rows)

@@ -19,23 +19,16 @@ from sonoro.core.errors import OutputError
 class Report(ABC):
     """A results file: top-level fields and `rows`, printed as they are added and written to `out` after each.
 
-    `machine` describes the hardware. `settings` are the resolved settings of the benchmark; None values are left out.
+    `top` includes the hardware. `settings` are the resolved settings of the benchmark; None values are left out.
     Raises `OutputError` if `out` cannot be written.
     """
 
     def __init__(
-        self,
-        top: Mapping[str, Any],
-        *,
-        machine: Mapping[str, Any],
-        settings: Mapping[str, Any],
-        commit: str | None,
-        out: Path | None,
+        self, top: Mapping[str, Any], *, settings: Mapping[str, Any], commit: str | None, out: Path | None
     ) -> None:
         self.rows: list[dict[str, Any]] = []
         self.top: dict[str, Any] = {
             **top,
-            **machine,
             "commit": commit or commit_of_checkout(),
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
             "settings": {name: value for name, value in settings.items() if value is not None},

@@ -195,9 +195,7 @@ def _serve_bench(given: Mapping[str, Any]) -> ServeBench:
         speaker = OfficialClient
     elif given["clients"] != "raw":
         raise ConfigError("clients", given["clients"], "it must be raw or openai")
-    settings = fields_of(ServeBench, given)
-    settings |= {"rps": given["rps"] or (), "concurrency": given["concurrency"] or (), "speaker": speaker}
-    return ServeBench(Target(**fields_of(Target, given)), **settings)
+    return ServeBench(Target(**fields_of(Target, given)), **fields_of(ServeBench, given), speaker=speaker)
 
 
 @app.command()

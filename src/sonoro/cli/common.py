@@ -46,8 +46,8 @@ class Stopped(Exception):
 
 
 def fields_of(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the options `given` that are fields of dataclass `kind`, by name."""
-    return {name: given[name] for name in kind.__dataclass_fields__ if name in given}
+    """Those of the options `given` that are not None and fields of dataclass `kind`, by name."""
+    return {name: given[name] for name in kind.__dataclass_fields__ if given.get(name) is not None}
 
 
 def number(field: str, kind: type[int] | type[float], help: str, **shown: Any) -> OptionInfo:

@@ -56,18 +56,16 @@ class Settings:
         hints = get_type_hints(type(self))
         for entry in _settings(type(self)):
             name, value, metadata = entry.name, getattr(self, entry.name), entry.metadata
-            if not _is_of(value, hints[name]):
-                raise ConfigError(name, value if entry.repr else "...", "it must be " + _KINDS[str(entry.type)])
+            shown, choices = value if entry.repr else "...", metadata["choices"]
+            ConfigError.unless(_is_of(value, hints[name]), name, shown, "it must be " + _KINDS[str(entry.type)])
             if metadata["low"] is not None:
                 self._check(name, metadata["low"], metadata["high"])
-            if metadata["choices"] and value not in metadata["choices"]:
-                raise ConfigError(name, value, "it must be " + " or ".join(metadata["choices"]))
+            ConfigError.unless(not choices or value in choices, name, value, "it must be " + " or ".join(choices))
 
     def _check(self, name: str, low: float, high: float, reason: str = "") -> None:
-        value = getattr(self, name)
-        if not low <= value <= high:
-            because = f" ({reason})" if reason else ""
-            raise ConfigError(name, value, f"it must be at least {low:.15g} and at most {high:.15g}{because}")
+        value, because = getattr(self, name), f" ({reason})" if reason else ""
+        limit = f"it must be at least {low:.15g} and at most {high:.15g}{because}"
+        ConfigError.unless(low <= value <= high, name, value, limit)
 
 
 def setting(
@@ -228,17 +226,17 @@ class EngineConfig(Settings):
         if self.pages:
             self._check("pages", self.pages_per_slot, 100_000_000, "one request of max_positions must fit")
         self._check("prefill_tokens", self.max_positions - 1, 1_000_000, "the longest prompt must fit into a tick")
-        if not self.chunk_frames:
-            raise ConfigError("chunk_frames", self.chunk_frames, "it must hold at least one length")
-        if not re.fullmatch(r"(cpu|cuda:[0-9]{1,3})?", self.codec_device):
-            raise ConfigError("codec_device", self.codec_device, 'it must be empty, cpu, or a GPU as "cuda:1"')
+        chunks, device = self.chunk_frames, self.codec_device
+        ConfigError.unless(bool(chunks), "chunk_frames", chunks, "it must hold at least one length")
+        is_device = re.fullmatch(r"(cpu|cuda:[0-9]{1,3})?", device) is not None
+        ConfigError.unless(is_device, "codec_device", device, 'it must be empty, cpu, or a GPU as "cuda:1"')
         if self.max_shared_bytes:
             self._check("max_shared_bytes", 16_384, 1_048_576)
         largest = {"frame_batches": self.slots, "prefill_buckets": self.prefill_tokens}
         for name, most in {"chunk_frames": 1024, **largest, "codec_batches": 4096}.items():
-            self._check_sizes(name, 1, most)
-        if self.frame_batches and self.frame_batches[-1] != self.slots:
-            raise ConfigError("frame_batches", self.frame_batches, f"the largest must be slots, {self.slots}")
+            self._check_sizes(name, most)
+        fits = self.frame_batches[-1:] in ((), (self.slots,))
+        ConfigError.unless(fits, "frame_batches", self.frame_batches, f"the largest must be slots, {self.slots}")
 
     @property
     def page_positions(self) -> int:
@@ -292,12 +290,11 @@ class EngineConfig(Settings):
             codec_batches=self.codec_batches or _powers_of_two(min(32, self.slots), factor=4),
         )
 
-    def _check_sizes(self, name: str, low: int, high: int) -> None:
+    def _check_sizes(self, name: str, most: int) -> None:
         sizes = getattr(self, name)
-        if list(sizes) != sorted(set(sizes)):
-            raise ConfigError(name, sizes, "it must ascend, without repeats")
-        if sizes and not low <= sizes[0] <= sizes[-1] <= high:
-            raise ConfigError(name, sizes, f"each must be at least {low} and at most {high}")
+        ConfigError.unless(list(sizes) == sorted(set(sizes)), name, sizes, "it must ascend, without repeats")
+        is_inside = all(1 <= size <= most for size in sizes)
+        ConfigError.unless(is_inside, name, sizes, f"each must be at least 1 and at most {most}")
 
 
 def _ends(sizes: tuple[int, ...], *between: int) -> tuple[int, ...]:

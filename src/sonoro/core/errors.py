@@ -46,6 +46,12 @@ class _FieldError(SonoroError):
         self.field, self.value, self.limit = field, value, limit
         super().__init__(f"{field}: {_shown(value)} is not allowed; {limit}")
 
+    @classmethod
+    def unless(cls, is_allowed: bool, field: str, value: object, limit: str) -> None:
+        """Raise this error unless the value `is_allowed`."""
+        if not is_allowed:
+            raise cls(field, value, limit)
+
 
 class InvalidRequest(_FieldError, code="invalid_request"):
     """A field of a request is out of bounds."""

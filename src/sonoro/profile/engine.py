@@ -38,18 +38,14 @@ class EngineBench(Launched):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not self.concurrency or min(self.concurrency) < 1:
-            raise ConfigError("concurrency", self.concurrency, "each must be at least 1")
-        engine = self.engine
-        if max(self.concurrency) > engine.slots:
-            raise ConfigError("concurrency", max(self.concurrency), f"at most the engine's slots, {engine.slots}")
-        fewest, most = self.frames
-        if not 1 <= fewest <= most <= engine.max_frames:
-            raise ConfigError("frames", self.frames, f"they must ascend, from 1 to max_frames, {engine.max_frames}")
-        if not 0 <= self.warm_up_s < self.duration_s:
-            raise ConfigError(
-                "warm_up_s", self.warm_up_s, f"it must be at least 0 and below duration_s, {self.duration_s:g}"
-            )
+        check, clients = ConfigError.unless, self.concurrency
+        check(min(clients, default=0) >= 1, "concurrency", clients, "each must be at least 1")
+        slots, max_frames, (fewest, most) = self.engine.slots, self.engine.max_frames, self.frames
+        check(max(clients) <= slots, "concurrency", max(clients), f"at most the engine's slots, {slots}")
+        ascending = f"they must ascend, from 1 to max_frames, {max_frames}"
+        check(1 <= fewest <= most <= max_frames, "frames", self.frames, ascending)
+        warm_up = f"it must be at least 0 and below duration_s, {self.duration_s:g}"
+        check(0 <= self.warm_up_s < self.duration_s, "warm_up_s", self.warm_up_s, warm_up)
 
     @property
     def engine(self) -> EngineConfig:

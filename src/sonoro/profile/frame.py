@@ -60,10 +60,10 @@ class FrameBench(Subject):
     is_eager: bool = False
 
     def __post_init__(self) -> None:
-        if not self.batch or min(self.batch) < 1 or max(self.batch) > 4096:
-            raise ConfigError("batch", self.batch, "each must be at least 1 and at most 4096")
-        if not 1 <= self.context <= 1_000_000:
-            raise ConfigError("context", self.context, "it must be at least 1 and at most 1000000")
+        is_allowed = bool(self.batch) and all(1 <= size <= 4096 for size in self.batch)
+        ConfigError.unless(is_allowed, "batch", self.batch, "each must be at least 1 and at most 4096")
+        limit = "it must be at least 1 and at most 1000000"
+        ConfigError.unless(1 <= self.context <= 1_000_000, "context", self.context, limit)
 
 
 def run(bench: FrameBench, loaded: LoadedModel | None = None) -> dict[str, Any]:

@@ -21,7 +21,7 @@ class Report(report.Report):
     def __init__(self, top: Mapping[str, Any], *, is_gpu: bool, **more: Any) -> None:
         where = {"gpu": torch.cuda.get_device_name()} if is_gpu else {"cpu": processor()}
         facts = {"driver": gpu_driver() if is_gpu else None, "torch": torch.__version__}
-        super().__init__(top, machine={**where, **facts}, **more)
+        super().__init__({**top, **where, **facts}, **more)
 
     def show_table(self, title: str) -> None:
         table = Table(title=title, title_justify="left")
