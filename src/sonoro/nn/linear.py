@@ -16,15 +16,7 @@ from torch import Tensor, nn
 from sonoro.ops.device import seeded
 from sonoro.ops.e4m3 import e4m3_linear, e4m3_linear_add_norm, e4m3_sizes, quantize_rows, takes_e4m3
 from sonoro.ops.eight_bits import dequantized, quantize
-from sonoro.ops.linear import (
-    gate_up,
-    joins_norm,
-    linear,
-    linear_add,
-    linear_add_norm,
-    norm_gate_up,
-    norm_linear,
-)
+from sonoro.ops.linear import gate_up, joins_norm, linear, linear_add, linear_add_norm, norm_gate_up, norm_linear
 from sonoro.ops.norm import rms_norm, rms_norm_reference
 
 _KERNEL_TOLERANCES = {torch.bfloat16: 2**-6, torch.float16: 2**-9}

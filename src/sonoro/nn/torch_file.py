@@ -77,9 +77,8 @@ def fold_norms(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Tensor]:
             lengths, directions = (folded.pop(stem + end).float() for end in ends)
             expected = (*directions.shape[:1], *(1,) * (directions.ndim - 1))
             if lengths.shape != expected:
-                raise TensorMismatch(
-                    f"{file}: tensor {stem + ends[0]!r} has shape {[*lengths.shape]}, expected {[*expected]}"
-                )
+                sizes = f"has shape {[*lengths.shape]}, expected {[*expected]}"
+                raise TensorMismatch(f"{file}: tensor {stem + ends[0]!r} {sizes}")
             if f"{stem}.weight" in folded:
                 raise TensorMismatch(f"{file}: the weight of {stem!r} is stored in more than one way")
             folded[f"{stem}.weight"] = directions if directions.is_meta else _rows(lengths, directions)

@@ -48,9 +48,9 @@ class Past:
             self.history.at(self.slots).advance(columns)
 
     def _columns(self, layer: CausalLayer | None) -> Tensor | None:
-        return (
-            self.history.columns[layer.key] if self.history is not None and layer is not None and layer.length else None
-        )
+        if self.history is None or layer is None or not layer.length:
+            return None
+        return self.history.columns[layer.key]
 
 
 class FoldedLayer:

@@ -26,12 +26,7 @@ class HeadWatch:
 
     @classmethod
     def allocate(
-        cls,
-        places: Sequence[tuple[int, int]],
-        spans: Tensor,
-        columns: int,
-        *,
-        is_whole: bool = False,
+        cls, places: Sequence[tuple[int, int]], spans: Tensor, columns: int, *, is_whole: bool = False
     ) -> HeadWatch:
         """Zeroed buffers for the heads `places`, ascending pairs (layer, head), and spans of up to `columns` positions.
         `spans` are those of all slots, the scratch slot included."""

@@ -57,13 +57,8 @@ class WindowAttention(CausalLayer):
         pairs = torch.cat([rotate(keys, rotary), values], dim=2).flatten(2)
         pairs = history.recall(self.key, pairs)
         keys, values = pairs.view(*pairs.shape[:2], -1, self.head_width).transpose(1, 2).chunk(2, dim=1)
-        out = F.scaled_dot_product_attention(
-            rotate(queries, rotary).transpose(1, 2),
-            keys,
-            values,
-            attn_mask=mask,
-            enable_gqa=self.heads[0] != self.heads[1],
-        )
+        queries, is_grouped = rotate(queries, rotary).transpose(1, 2), self.heads[0] != self.heads[1]
+        out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=is_grouped)
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
 

@@ -130,7 +130,6 @@ class CodecDecoder(nn.Module):
 
     @torch.no_grad()
     def finalize(self) -> None:
-        """Derive tables from the parameters and lay out convolution weights. Call once after loading and casting."""
         self.quantizer.folded = joint_table(self.quantizer.levels).to(self.weight.dtype)
         finalize(self)
 

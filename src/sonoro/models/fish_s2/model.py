@@ -99,7 +99,6 @@ class FishS2(ReadsText):
 
 
 def spec_of(name: str, config: ModelConfig) -> ModelSpec:
-    """The `ModelSpec` of a checkpoint with this config.json."""
     codec = config.codec_config
     return ModelSpec(
         name=name,

@@ -26,6 +26,8 @@ class Talker(nn.Module):
     def __init__(self, config: TalkerConfig) -> None:
         super().__init__()
         self.config = config
+        # In codebook 0, control ids follow the codes.
+        self.codebooks, self.codes = config.num_code_groups, config.vocab_size - SUPPRESSED_IDS
         self.model = _TalkerModel(config)
         self.text_projection = _TextProjection(config)
         self.codec_head = Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -34,18 +36,8 @@ class Talker(nn.Module):
         self.text_table: Tensor | None
         self.code_table: Tensor | None
         self.code_starts: Tensor | None
-        self.register_buffer("text_table", None, persistent=False)
-        self.register_buffer("code_table", None, persistent=False)
-        self.register_buffer("code_starts", None, persistent=False)
-
-    @property
-    def codebooks(self) -> int:
-        return self.config.num_code_groups
-
-    @property
-    def codes(self) -> int:
-        """Number of codes in codebook 0; control ids follow."""
-        return self.config.vocab_size - SUPPRESSED_IDS
+        for name in ("text_table", "code_table", "code_starts"):
+            self.register_buffer(name, None, persistent=False)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -115,6 +115,7 @@ class CodecDecoder(nn.Module):
         self.hop = math.prod(rates) * math.prod(ratios)
         self.reach_frames = reach_frames(ratios, rates)
         self.layout = name_layers(self)
+        self.codes = config.num_quantizers, config.codebook_size
 
     @staticmethod
     def is_wide(name: str) -> bool:
@@ -124,11 +125,6 @@ class CodecDecoder(nn.Module):
     @property
     def weight(self) -> Tensor:
         return self.pre_conv.conv.weight
-
-    @property
-    def codes(self) -> tuple[int, int]:
-        """Number of codebooks, and their size."""
-        return self.config.num_quantizers, self.config.codebook_size
 
     def example(self, rows: int, columns: int) -> Tensor:
         return example_codes(rows, columns, self.codes, self.weight.device)
@@ -151,7 +147,6 @@ class CodecDecoder(nn.Module):
 
     @torch.no_grad()
     def finalize(self) -> None:
-        """Derive tables from the parameters and lay out convolution weights. Call once after loading and casting."""
         self.quantizer.folded = self.quantizer.projected_tables().to(self.weight.dtype)
         finalize(self)
 

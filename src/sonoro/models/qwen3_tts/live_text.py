@@ -33,7 +33,9 @@ class LiveTokens:
     def feed(self, text: str) -> list[int]:
         """Append `text`; returns the ids that are now settled."""
         self._text += text
-        self._begin()
+        if not self._is_begun:
+            self._text = self._text.lstrip()
+            self._is_begun = bool(self._text)
         settled = _settled(self._text)
         ids, left = self._tokenizer.encode_settled(self._text[:settled])
         self._text = left + self._text[settled:]
@@ -42,11 +44,6 @@ class LiveTokens:
     def finish(self) -> list[int]:
         """The remaining ids."""
         return self._tokenizer.encode(self._text.rstrip())
-
-    def _begin(self) -> None:
-        if not self._is_begun:
-            self._text = self._text.lstrip()
-            self._is_begun = bool(self._text)
 
 
 class LiveSegment:

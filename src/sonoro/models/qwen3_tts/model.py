@@ -39,7 +39,6 @@ _VOICE_MODES: dict[str, tuple[VoiceMode, ...]] = {
     "base": ("cloned",),
 }
 
-
 _SPLIT = OptionSpec(
     name="tokenizer_split", type="str", default="qwen2", choices=tuple(SPLITS),
     help="pre-tokenization of texts; for a local folder the default follows the official package 0.1.1",
@@ -116,9 +115,8 @@ class Qwen3TTS(ReadsText):
         return Voice(ClonedVoice(upload(embedding, torch.float32, self._modules.lm.talker.device)))
 
     def load_voice(self, saved: SavedVoice) -> Voice:
-        return voice.load_voice(
-            saved, self.spec.speaker_embedding_size, self._modules.codec, self._modules.lm.talker.device
-        )
+        size, device = self.spec.speaker_embedding_size, self._modules.lm.talker.device
+        return voice.load_voice(saved, size, self._modules.codec, device)
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -155,10 +153,10 @@ class Qwen3TTS(ReadsText):
 
 
 def spec_of(name: str, configs: Configs) -> ModelSpec:
-    """The `ModelSpec` of a checkpoint with these configurations."""
     model, generation, codec = configs
     talker = model.talker_config
     is_named = model.tts_model_type == "custom_voice"
+    encoder = model.speaker_encoder_config if model.tts_model_type == "base" else None
     return ModelSpec(
         name=name,
         sample_rate=codec.output_sample_rate,
@@ -180,14 +178,9 @@ def spec_of(name: str, configs: Configs) -> ModelSpec:
         voice_sexes=speaker_sexes(model) if is_named else {},
         text_normalizer="english" if model.text_normalizer == "english" else None,
         respellings=model.respellings,
-        speaker_embedding_size=_embedding_size(model),
+        speaker_embedding_size=0 if encoder is None else encoder.enc_dim,
         lead_in=model.lead_in,
     )
-
-
-def _embedding_size(model: ModelConfig) -> int:
-    encoder = model.speaker_encoder_config
-    return encoder.enc_dim if encoder is not None and model.tts_model_type == "base" else 0
 
 
 def _options(model: ModelConfig, generation: GenerationConfig) -> tuple[OptionSpec, ...]:

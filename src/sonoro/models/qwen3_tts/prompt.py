@@ -169,15 +169,10 @@ class TextTokenizer:
         known = [end for end in words.values() if end < spoken or end == spoken < len(text)]
         if self.split == "mistral":
             # This pattern breaks words where case changes, which a later letter may move.
-            known = [end for end in known if not _is_letter(text[end])]
+            known = [end for end in known if unicodedata.category(text[end])[0] not in "LM"]
         left = max(known, default=0)
-        return [one for one, word in zip(encoding.ids, encoding.word_ids, strict=True) if words[word] <= left], text[
-            left:
-        ]
-
-
-def _is_letter(character: str) -> bool:
-    return unicodedata.category(character)[0] in "LM"
+        ids = [one for one, word in zip(encoding.ids, encoding.word_ids, strict=True) if words[word] <= left]
+        return ids, text[left:]
 
 
 def _control_tokens(file: Path | None) -> list[tuple[str, int]]:
@@ -215,10 +210,8 @@ class PromptBuilder:
             raise CheckpointError(
                 f"config.json: text_normalizer is {config.text_normalizer!r}; only 'english' is known"
             )
-        if tokenizer.size > config.talker_config.text_vocab_size:
-            raise CheckpointError(
-                f"vocab.json holds id {tokenizer.size - 1}; text_vocab_size is {config.talker_config.text_vocab_size}"
-            )
+        if tokenizer.size > (most := config.talker_config.text_vocab_size):
+            raise CheckpointError(f"vocab.json holds id {tokenizer.size - 1}; text_vocab_size is {most}")
         self._line_break = tokenizer.encode("\n")
         self._role = [config.im_start_token_id, config.assistant_token_id, *self._line_break]
 

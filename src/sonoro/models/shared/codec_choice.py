@@ -54,11 +54,6 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def has_room(found: tuple[Peak, ...]) -> bool:
-    """Whether the largest of `found` fits float16 with `MARGIN`; false if it is not finite."""
-    return found[0].value * MARGIN <= HALF_LIMIT
-
-
 def peaks(root: nn.Module, run: Callable[[], Any]) -> tuple[Peak, ...]:
     """The peak of every module below `root` during `run()`, largest first. Synchronises."""
     largest: dict[str, Tensor] = {}

@@ -113,12 +113,10 @@ class CodecFile(Generic[C, M]):
         return released
 
     def _shapes(self, codec: nn.Module, config: C) -> dict[str, Shape]:
-        named = codec.state_dict().items()
-        return {
-            part: shape
-            for name, tensor in named
-            for part, shape in self._released(name, (*tensor.shape,), config).items()
-        }
+        shapes: dict[str, Shape] = {}
+        for name, tensor in codec.state_dict().items():
+            shapes |= self._released(name, tuple(tensor.shape), config)
+        return shapes
 
     def _folded(
         self, file: Path, device: torch.device, config: C, codec: nn.Module

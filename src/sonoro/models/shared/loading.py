@@ -81,15 +81,10 @@ class Family:
         if folder is not None and isinstance(model, ShowsWords):
             model.word_heads = read_heads(folder)
             layers, heads = model.attention_heads
-            if unknown := [
-                (layer, head)
-                for layer, head in model.word_heads.places
-                if not (0 <= layer < layers and 0 <= head < heads)
-            ]:
-                limit = f"the model has {layers} layers of {heads} heads"
-                raise CheckpointError(
-                    f"{folder / FILE} names layer {unknown[0][0]}, head {unknown[0][1]}, from 0; {limit}"
-                )
+            for layer, head in model.word_heads.places:
+                if not (0 <= layer < layers and 0 <= head < heads):
+                    limit = f"the model has {layers} layers of {heads} heads"
+                    raise CheckpointError(f"{folder / FILE} names layer {layer}, head {head}, from 0; {limit}")
         return model
 
     def describe(self, source: Path | str, name: str, dtype: torch.dtype) -> Description:

@@ -18,10 +18,10 @@ from sonoro.models.base import Voice
 from sonoro.models.shared.codec_choice import (
     HALF_LIMIT,
     LEAST_DB,
+    MARGIN,
     SERVED_DB,
     CodecChoice,
     dtype_name,
-    has_room,
     no_tf32,
     peaks,
     snr_db,
@@ -41,17 +41,14 @@ PRIMED = "codec history"
 
 
 class _Decoder(Protocol):
+    hop: int
+    """Samples per frame."""
+    reach_frames: int
+    """Receptive field of the state of `render`, in frames back."""
+
     @property
     def layout(self) -> Layout:
         """Layout of its `History`."""
-
-    @property
-    def hop(self) -> int:
-        """Samples per frame."""
-
-    @property
-    def reach_frames(self) -> int:
-        """Receptive field of the state of `render`, in frames back."""
 
     @property
     def weight(self) -> Tensor:
@@ -74,7 +71,7 @@ class _Decoder(Protocol):
         """Run the layers of short left context, `reach_frames` (convolutions): columns to audio [B, T * hop]."""
 
     def finalize(self) -> None:
-        """Compute what is derived from the loaded weights."""
+        """Derive tables and lay out convolution weights. Call once after loading and casting."""
 
 
 class Fused(Protocol):
@@ -140,9 +137,8 @@ class StreamingCodec(nn.Module):
         weight, given = self.decoder.weight, self.choice
         if given is not None and weight.dtype in HALVES.values():
             if wanted not in (given.wanted, dtype_name(given.dtype)):
-                raise ConfigError(
-                    "codec_dtype", wanted, f"the codec is in {dtype_name(given.dtype)}: load the model again"
-                )
+                limit = f"the codec is in {dtype_name(given.dtype)}: load the model again"
+                raise ConfigError("codec_dtype", wanted, limit)
             return given
         is_plain = wanted == "float32" or (wanted == "auto" and (weight.is_cpu or self.model_dtype.itemsize > 2))
         if is_plain:
@@ -171,7 +167,8 @@ class StreamingCodec(nn.Module):
         dtype, reason = HALVES.get(wanted), "asked for"
         limit_db = SERVED_DB if dtype is None else LEAST_DB[dtype]
         if dtype is None:
-            dtype = torch.float16 if has_room(found) else torch.bfloat16
+            # A value that is not finite has no room.
+            dtype = torch.float16 if found[0].value * MARGIN <= HALF_LIMIT else torch.bfloat16
             reason = f"float16 holds {HALF_LIMIT / max(found[0].value, 1e-30):.3g} times the largest value"
         self._narrow(dtype)
         tried = dtype_name(dtype)

@@ -83,9 +83,8 @@ class _LocalEncoder(nn.Module):
         width = config.encoder_config.hidden_dim
         self.special_token = nn.Parameter(torch.empty(1, 1, 1, width))
         self.in_proj = Linear(config.feat_dim, width)
-        self.encoder = BidirectionalStack(
-            local_config(config, config.encoder_config), 1 + config.patch_size, slice(0, 1)
-        )
+        stack = local_config(config, config.encoder_config)
+        self.encoder = BidirectionalStack(stack, 1 + config.patch_size, slice(0, 1))
 
     def forward(self, patches: Tensor) -> Tensor:
         """Encode each of `patches` [T, P, D] by itself: [T, width], the output at its special token."""

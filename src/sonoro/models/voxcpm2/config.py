@@ -97,10 +97,8 @@ class _Config(DecoderConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if len(self.divisors) != self.head_width // 2:
-            raise CheckpointError(
-                f"{len(self.divisors)} rotary divisors; heads have {self.head_width // 2} rotary pairs"
-            )
+        if len(self.divisors) != (pairs := self.head_width // 2):
+            raise CheckpointError(f"{len(self.divisors)} rotary divisors; heads have {pairs} rotary pairs")
 
     def rotary(self, positions: Tensor, dtype: torch.dtype) -> Rotary:
         wide = torch.promote_types(dtype, torch.float32)

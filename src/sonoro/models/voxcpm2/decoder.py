@@ -92,7 +92,6 @@ class CodecDecoder(nn.Module):
         return last(activation(x), history).squeeze(2).tanh()
 
     def finalize(self) -> None:
-        """Derive Snake rates and lay out convolution weights. Call once after loading and casting."""
         finalize(self)
 
 

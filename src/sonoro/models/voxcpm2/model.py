@@ -145,7 +145,6 @@ class VoxCPM2(ReadsText):
 
 
 def spec_of(name: str, config: ModelConfig) -> ModelSpec:
-    """The `ModelSpec` of a checkpoint with this config.json."""
     codec = config.codec
     return ModelSpec(
         name=name,

@@ -29,7 +29,6 @@ def encode_voice(
     priming: int | None = None,
 ) -> Voice:
     """Encode `references`: one to continue (`prompt`), one to imitate (`reference`), or both.
-
     Silence pads them to whole patches: before a prompt, after a reference. The last `priming` patches of the prompt, or
     all for None, prime the codec. Raises `InvalidReference` for two of a kind, or one not of 0.5 s to 60 s."""
     made: dict[str, Tensor] = {}
@@ -60,9 +59,8 @@ def load_voice(config: ModelConfig, saved: SavedVoice, priming: int | None = Non
             raise TensorMismatch(f"a voice of this model is finite patches [N, {shape[0]}, {shape[1]}] float32: {name}")
     if not saved.tensors or not isinstance(saved.facts.get("transcript"), str):
         raise TensorMismatch("a voice of this model has prompt or reference patches, and a transcript")
-    return _voice(
-        config, {name: patches.cpu() for name, patches in saved.tensors.items()}, saved.facts["transcript"], priming
-    )
+    made = {name: patches.cpu() for name, patches in saved.tensors.items()}
+    return _voice(config, made, saved.facts["transcript"], priming)
 
 
 def _voice(config: ModelConfig, made: dict[str, Tensor], transcript: str, priming: int | None) -> Voice:
