@@ -180,19 +180,20 @@ class Linear(nn.Linear):
         if is_normed or self.scale is not None:
             linear.check(lambda: (x, *self._for(x)), tolerance)
 
-    def check_after_norm(self, x: Tensor, norm: RMSNorm, tolerance: float) -> None:
+    def check_after_norm(
+        self, x: Tensor, norm: RMSNorm, tolerance: float, *, is_gated: bool = False, is_normed: bool = False
+    ) -> None:
+        """That of `after_norm`, or of `gate_up_after_norm`; with `is_normed` also for rows normed by another kernel."""
         if self.takes_e4m3(x):
-            self._check_e4m3(x, norm, tolerance)
-        else:
-            norm_linear.check(lambda: (x, norm.weight, norm.eps, *self._for(x)), tolerance)
-
-    def check_gate_up_after_norm(self, x: Tensor, norm: RMSNorm, tolerance: float, *, is_normed: bool) -> None:
-        if self.takes_e4m3(x):
-            self._check_e4m3(x, norm, tolerance, is_gated=True)
+            rows = (x, norm.weight, norm.eps, self.row_terms)
+            quantize_rows.check(lambda: rows, tolerance)
+            given = (*quantize_rows(*rows), self.weight, self.scale, x.dtype, None, is_gated)
+            e4m3_linear.check(lambda: given, tolerance)
             return
-        norm_gate_up.check(lambda: (x, norm.weight, norm.eps, *self._for(x)), tolerance)
+        fused, alone = (norm_gate_up, gate_up) if is_gated else (norm_linear, linear)
+        fused.check(lambda: (x, norm.weight, norm.eps, *self._for(x)), tolerance)
         if is_normed:
-            gate_up.check(lambda: (x, *self._for(x)), tolerance)
+            alone.check(lambda: (x, *self._for(x)), tolerance)
 
     def check_add_to(self, residual: Tensor, x: Tensor, norm: RMSNorm, tolerance: float) -> None:
         if self.takes_e4m3(x):
@@ -205,12 +206,6 @@ class Linear(nn.Linear):
         linear_add.check(lambda: (x, weight, residual, scale), tolerance)
         if self.joins_norm(x):
             linear_add_norm.check(lambda: (x, weight, residual, norm.weight, norm.eps, scale), tolerance)
-
-    def _check_e4m3(self, x: Tensor, norm: RMSNorm, tolerance: float, *, is_gated: bool = False) -> None:
-        rows = (x, norm.weight, norm.eps, self.row_terms)
-        quantize_rows.check(lambda: rows, tolerance)
-        given = (*quantize_rows(*rows), self.weight, self.scale, x.dtype, None, is_gated)
-        e4m3_linear.check(lambda: given, tolerance)
 
 
 def random_like(weight: Tensor) -> tuple[Callable[..., Tensor], float]:

@@ -197,7 +197,7 @@ class DecoderLayer(nn.Module):
         attention.qkv_proj.check_after_norm(x, first, tolerance)
         attention.o_proj.check_add_to(x, heads, second, tolerance)
         is_normed = attention.o_proj.joins_norm(heads)
-        feed.gate_up_proj.check_gate_up_after_norm(x, second, tolerance, is_normed=is_normed)
+        feed.gate_up_proj.check_after_norm(x, second, tolerance, is_gated=True, is_normed=is_normed)
         feed.down_proj.check_add_to(x, inner, first, tolerance)
         attention.qkv_proj.check_alone(x, tolerance, is_normed=feed.down_proj.joins_norm(inner))
 
@@ -211,7 +211,7 @@ class DecoderLayer(nn.Module):
             if part is self.self_attn.qkv_proj:
                 part.check_after_norm(x, first, tolerance)
             elif part is self.mlp.gate_up_proj:
-                part.check_gate_up_after_norm(x, second, tolerance, is_normed=False)
+                part.check_after_norm(x, second, tolerance, is_gated=True)
             else:
                 following = second if part is self.self_attn.o_proj else first
                 part.check_add_to(random(rows, part.out_features), x, following, tolerance)

@@ -170,7 +170,6 @@ class _Pairs(nn.ModuleList):
         )
 
     def forward(self, x: Tensor, history: Context) -> Tensor:
-        """`x` through both layers of each pair."""
         for pair in self:
             for layer in cast(nn.ModuleList, pair):
                 x = layer(x, history)

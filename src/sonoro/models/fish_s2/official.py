@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import sys
@@ -33,10 +32,11 @@ def main() -> None:
         decisions.append(result.logits[0, -1].float().cpu())
         return result
 
-    with contextlib.ExitStack() as patches:
-        patches.enter_context(mock.patch.object(official.Conversation, "visualize"))
-        patches.enter_context(mock.patch.object(official, "multinomial_sample_one_no_sync", _most_probable))
-        patches.enter_context(mock.patch.object(model, "forward_generate", recorded))
+    with (
+        mock.patch.object(official.Conversation, "visualize"),
+        mock.patch.object(official, "multinomial_sample_one_no_sync", _most_probable),
+        mock.patch.object(model, "forward_generate", recorded),
+    ):
         made = official.generate_long(
             model=model,
             device=asked["device"],
@@ -47,9 +47,8 @@ def main() -> None:
         )
         codes = next(response.codes for response in made if response.action == "sample")
     codec = official.load_codec_model(str(Path(folder) / "codec.pth"), asked["device"], torch.float32)
-    config = model.config
-    ids = list(range(config.semantic_begin_id, config.semantic_end_id + 1))
-    ids.append(model.tokenizer.get_token_id(official.IM_END_TOKEN))
+    end = model.tokenizer.get_token_id(official.IM_END_TOKEN)
+    ids = [*range(model.config.semantic_begin_id, model.config.semantic_end_id + 1), end]
     np.savez(
         made_file,
         options=json.dumps({}),
