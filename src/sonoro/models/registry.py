@@ -36,7 +36,6 @@ _OTHER_FORMATS = ("*.bin", "*.pth")
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
-
 FAMILIES: tuple[Family, ...] = (qwen3_tts.FAMILY, fish_s2.FAMILY, voxcpm2.FAMILY)
 
 
@@ -194,10 +193,8 @@ def _snapshot(hub_id: str, patterns: Sequence[str]) -> Path:
         # The attribute is imported at its first use, which takes .2 s: most starts need no hub.
         return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=[*patterns]))
     except (huggingface_hub.errors.HfHubHTTPError, huggingface_hub.errors.HFValidationError, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise CheckpointNotFound(
-            f"there is no folder {hub_id!r}, and the hub returned no repository of that name: {reason}"
-        ) from error
+        reason = f"the hub returned no repository of that name: {str(error).splitlines()[0]}"
+        raise CheckpointNotFound(f"there is no folder {hub_id!r}, and {reason}") from error
 
 
 def _device(device: str | torch.device) -> torch.device:

@@ -37,10 +37,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_released(
-    kind: type[T],
-    source: Path | str,
-    package: str,
-    expected: Callable[[T], Iterable[tuple[str, object, object]]] = lambda config: (),
+    kind: type[T], source: Path | str, package: str, expected: Callable[[T], Iterable[tuple[str, object, object]]]
 ) -> T:
     """The dataclass `kind` from config.json of the folder `source`, or for a name from `configs/<name>.json` of
     `package`. Raises `CheckpointError` naming file and key, also where a value of `expected` (key, value, only

@@ -21,7 +21,6 @@ NORM_SPELLINGS = (
 )
 """Suffixes that weight norm stores in place of `.weight`: lengths of the rows, then their directions."""
 
-
 _UNREADABLE = (OSError, EOFError, RuntimeError, ValueError, LookupError, pickle.UnpicklingError, SafetensorError)
 
 

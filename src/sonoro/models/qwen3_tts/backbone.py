@@ -121,13 +121,10 @@ class CodePredictor(nn.Module):
     def __init__(self, config: PredictorConfig, talker_width: int) -> None:
         super().__init__()
         self.model = _PredictorModel(config, talker_width)
-        self.lm_head = nn.ModuleList(
-            Linear(config.hidden_size, config.vocab_size, bias=False) for _ in range(config.num_code_groups - 1)
-        )
+        width, heads = config.hidden_size, config.num_code_groups - 1
+        self.lm_head = nn.ModuleList(Linear(width, config.vocab_size, bias=False) for _ in range(heads))
         # Absent from checkpoints in which both widths are equal.
-        self.small_to_mtp_projection = (
-            nn.Identity() if config.hidden_size == talker_width else Linear(talker_width, config.hidden_size)
-        )
+        self.small_to_mtp_projection = nn.Identity() if width == talker_width else Linear(talker_width, width)
         self.input_table: Tensor | None
         self.register_buffer("input_table", None, persistent=False)
 

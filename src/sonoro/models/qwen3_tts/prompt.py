@@ -206,10 +206,8 @@ class PromptBuilder:
     def __init__(self, config: ModelConfig, tokenizer: TextTokenizer) -> None:
         self.config = config
         self.tokenizer = tokenizer
-        if config.text_normalizer not in (None, "english"):
-            raise CheckpointError(
-                f"config.json: text_normalizer is {config.text_normalizer!r}; only 'english' is known"
-            )
+        if (normalizer := config.text_normalizer) not in (None, "english"):
+            raise CheckpointError(f"config.json: text_normalizer is {normalizer!r}; only 'english' is known")
         if tokenizer.size > (most := config.talker_config.text_vocab_size):
             raise CheckpointError(f"vocab.json holds id {tokenizer.size - 1}; text_vocab_size is {most}")
         self._line_break = tokenizer.encode("\n")

@@ -149,18 +149,16 @@ class SpeakerEncoder(nn.Module):
         super().__init__()
         first, *middle, last = zip(config.enc_channels, config.enc_kernel_sizes, config.enc_dilations, strict=True)
         widths = config.enc_channels[:-1]
-        self.blocks = nn.ModuleList([_TimeDelay(config.mel_dim, *first)])
-        self.blocks.extend(
-            _SqueezeRes2Net(inputs, *shape, config) for inputs, shape in zip(widths, middle, strict=False)
-        )
+        blocks = [_SqueezeRes2Net(inputs, *shape, config) for inputs, shape in zip(widths, middle, strict=False)]
+        self.blocks = nn.ModuleList([_TimeDelay(config.mel_dim, *first), *blocks])
         self.mfa = _TimeDelay(sum(widths[1:]), *last)
         self.asp = _AttentivePooling(last[0], config.enc_attention_channels)
         self.fc = nn.Conv1d(2 * last[0], config.enc_dim, 1)
 
     def forward(self, mel: Tensor) -> Tensor:
-        x = self.blocks[0](mel)
-        outputs: list[Tensor] = []
-        for block in list(self.blocks)[1:]:
+        first, *blocks = self.blocks
+        x, outputs = first(mel), list[Tensor]()
+        for block in blocks:
             x = block(x)
             outputs.append(x)
         x_vectors: Tensor = self.fc(self.asp(self.mfa(torch.cat(outputs, dim=1)))).squeeze(2)

@@ -18,7 +18,6 @@ from sonoro.nn.weights import DummyRule, Fusion, Shape
 C = TypeVar("C")
 M = TypeVar("M", bound=StreamingCodec)
 
-
 UNIT_NAMES = {r"\.act1\.": ".block.0.", r"\.conv1\.": ".block.1.", r"\.act2\.": ".block.2.", r"\.conv2\.": ".block.3."}
 """Renames of a residual unit's parts for files that store it as a sequence."""
 

@@ -102,9 +102,8 @@ class _Config(DecoderConfig):
 
     def rotary(self, positions: Tensor, dtype: torch.dtype) -> Rotary:
         wide = torch.promote_types(dtype, torch.float32)
-        scaled = positions[..., None, None].to(wide) * (
-            1.0 / torch.tensor(self.divisors, dtype=wide, device=positions.device)
-        )
+        divisors = torch.tensor(self.divisors, dtype=wide, device=positions.device)
+        scaled = positions[..., None, None].to(wide) * (1.0 / divisors)
         return rotary_of_angles(scaled, self.head_width, self.rope_theta, dtype)
 
 

@@ -39,16 +39,14 @@ def main() -> None:
         model.lm_to_dit_proj.register_forward_hook(lambda _, args, __: decisions.append(args[0][0].cpu())),
     ]
     text = f"({asked['instructions']}){asked['text']}" if asked["instructions"] else asked["text"]
-    options = {"min_len": asked["frames"]}
+    frames = asked["frames"]
     with mock.patch.object(torch, "randn", side_effect=lambda *_, **__: next(noise).T[None].contiguous()):
-        audio, _, patches = model.generate_with_prompt_cache(
-            text, None, max_len=asked["frames"], min_len=asked["frames"]
-        )
+        audio, _, patches = model.generate_with_prompt_cache(text, None, max_len=frames, min_len=frames)
     for hook in hooks:
         hook.remove()
     np.savez(
         made_file,
-        options=json.dumps(options),
+        options=json.dumps({"min_len": frames}),
         positions=positions[0],
         decision=decisions[0].numpy(),
         frames=patches.float().cpu().numpy(),
