@@ -5,7 +5,6 @@ Sequences are [B, T, C] inside. Parameter names are the released ones, with Q, K
 from __future__ import annotations
 
 import math
-from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -36,29 +35,18 @@ class _Codebook(nn.Module):
         return self.embedding_sum / self.cluster_usage.clamp(min=1e-5)[:, None]
 
 
-class _CodebookLevel(nn.Module):
-    def __init__(self, size: int, width: int) -> None:
-        super().__init__()
-        self._codebook = _Codebook(size, width)
-
-
-class _CodebookLevels(nn.Module):
-    def __init__(self, levels: int, size: int, width: int) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(_CodebookLevel(size, width) for _ in range(levels))
-
-
 class _CodebookGroup(nn.Module):
     """Codebooks that share one output projection."""
 
     def __init__(self, levels: int, size: int, width: int) -> None:
         super().__init__()
-        self.vq = _CodebookLevels(levels, size, width // 2)
+        books = [nn.ModuleDict({"_codebook": _Codebook(size, width // 2)}) for _ in range(levels)]
+        self.vq = nn.ModuleDict({"layers": nn.ModuleList(books)})
         self.output_proj = nn.Conv1d(width // 2, width, 1, bias=False)
 
     def projected_tables(self) -> Tensor:
         """The projected codebooks [levels, size, width]: what each code adds to the latent."""
-        tables = [cast(_CodebookLevel, level)._codebook.table() for level in self.vq.layers]
+        tables = [book.table() for book in self.vq.modules() if isinstance(book, _Codebook)]
         return F.linear(torch.stack(tables), self.output_proj.weight[:, :, 0])
 
 

@@ -5,8 +5,6 @@ the released ones, with Q, K and V fused; unused codebooks are not built."""
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -142,25 +140,20 @@ class _Codebook(nn.Module):
         return self.embed_sum / self.cluster_usage.clamp(min=1e-5)[:, None]
 
 
-class _CodebookLevel(nn.Module):
-    def __init__(self, size: int, width: int) -> None:
-        super().__init__()
-        self.codebook = _Codebook(size, width)
-
-
 class _ResidualQuantizer(nn.Module):
     """Residual vector quantisation: each level codes the residual of the levels before it."""
 
     def __init__(self, config: CodecEncoderConfig, levels: int) -> None:
         super().__init__()
         self.input_proj = nn.Conv1d(config.hidden_size, config.codebook_dim, 1, bias=False)
-        self.layers = nn.ModuleList(_CodebookLevel(config.codebook_size, config.codebook_dim) for _ in range(levels))
+        books = [_Codebook(config.codebook_size, config.codebook_dim) for _ in range(levels)]
+        self.layers = nn.ModuleList(nn.ModuleDict({"codebook": book}) for book in books)
 
     def forward(self, latents: Tensor) -> list[Tensor]:
         rest = self.input_proj(latents).mT.float()
         codes = []
-        for level in self.layers:
-            table = cast(_CodebookLevel, level).codebook.table().float()
+        for book in (part for part in self.layers.modules() if isinstance(part, _Codebook)):
+            table = book.table().float()
             codes.append(torch.cdist(rest, table.expand(rest.shape[0], -1, -1)).argmin(-1))
             rest = rest - F.embedding(codes[-1], table)
         return codes
