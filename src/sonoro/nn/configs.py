@@ -56,7 +56,6 @@ def read_released(
 def build(kind: type[T], values: dict[str, Any], where: str) -> T:
     """`values` as the dataclass `kind`. Unknown keys are ignored; null counts as absent for a field with a default,
     unless the default is a list.
-
     Raises `CheckpointError`, which begins with `where`, for a key that is missing, of a wrong type or out of range."""
     try:
         config = msgspec.convert(_without_nulls(values, kind), kind)

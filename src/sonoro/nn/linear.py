@@ -219,7 +219,6 @@ def random_like(weight: Tensor) -> tuple[Callable[..., Tensor], float]:
 def lay_out_by_input(module: nn.Module) -> None:
     """Store the weight of every `Linear` in `module` column by column, in place; its shape and values stay. Those in 8
     bits stay as they are.
-
     For decoding on a CPU: a product with one row then streams the weight in order, at twice the speed where it comes
     from memory (23 GB/s instead of 11, float32 [1536, 256], one core of an AMD EPYC)."""
     for part in module.modules():

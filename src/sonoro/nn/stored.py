@@ -56,7 +56,6 @@ class Entry(NamedTuple):
 def find(file: Path) -> list[Path]:
     """The files that hold the tensors of `file`: `file` itself, its shards by their index, or the same in another
     format.
-
     Safetensors come first, then `pytorch_model.bin` and the like; `[file]` if there are none. Raises
     `CheckpointError` for an unreadable index."""
     for name in (f"{file.stem}.safetensors", f"pytorch_{file.stem}.bin", f"{file.stem}.bin", f"{file.stem}.pth"):

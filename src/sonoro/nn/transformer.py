@@ -86,7 +86,6 @@ def rotate(x: Tensor, rotary: Rotary) -> Tensor:
 def split_pairs(weight: Tensor, heads: int, head_width: int) -> Tensor:
     """Reorder the rows of a QKV `weight` [rows, C] from interleaved rotary pairs (2i, 2i + 1) to half-split pairs
     (i, i + D / 2), which `rotate` uses.
-
     Applies to the first `heads` heads, queries and keys; the rows of values keep their order."""
     rotated, values = weight.tensor_split([heads * head_width])
     pairs = rotated.unflatten(0, (heads, head_width // 2, 2))
@@ -291,7 +290,6 @@ class DecoderStack(nn.Module):
         self, x: Tensor, rotary: Rotary, cache: PagedKVCache, tokens: PackedTokens, *, is_output_used: bool = True
     ) -> Tensor:
         """Run packed prompts through all layers but not the final norm: `x` [T, width] to the same shape.
-
         Writes keys and values to the pages of each token's slot. `rotary`: tables by position, [P, 1, head width].
         With `is_output_used` false the last layer only writes its keys and values, and the result is undefined. Equal
         to `forward` with `PagedKVCache.fill`, with fused kernels. Capturable; no sync; no autograd."""
@@ -314,7 +312,6 @@ class DecoderStack(nn.Module):
     ) -> None:
         """Compare every kernel of `step`, at `tokens` positions of each of `batch` slots, and those of `prefill`, after
         a cached prefix, with their references; disable any that disagrees.
-
         Uses random inputs, the weights of the first layer, and contexts of up to two pages of `page` positions, or one
         if `table` [.., 1] (not written) has room for one. Synchronises; does nothing on a CPU."""
         layer, config = cast(DecoderLayer, self.layers[0]), self.config

@@ -117,7 +117,6 @@ def load(
     spell: Callable[[str], str] = str,
 ) -> tuple[str, ...]:
     """Fill every parameter and persistent buffer of `module` from `files`; returns the names of skipped tensors.
-
     The files together must match the module (`stored.sort_out`). `spell` maps a name to the one in the files. Each
     tensor is cast once, to `dtype_of(its name in the module)`. Raises `CheckpointNotFound` for a missing file,
     `CheckpointError` for a damaged one, `TensorMismatch` naming tensors, files and shapes."""
@@ -226,7 +225,6 @@ def init_dummy(
 def fill(module: nn.Module, value_of: Callable[[str, Shape], Tensor], readers: int = 1) -> None:
     """Set every parameter and persistent buffer of `module` to `value_of(name, shape)`; a `Linear` may store its weight
     in another form (`Linear.stored`).
-
     With `readers` above 1, `value_of` runs in that many threads, at most that many values ahead."""
     layers = {f"{name}.weight": layer for name, layer in module.named_modules() if isinstance(layer, Linear)}
     values = {}

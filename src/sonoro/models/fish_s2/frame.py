@@ -72,7 +72,6 @@ def _sampler(
 ) -> tuple[Tensor, Callable[[int, Tensor], Tensor]]:
     """The step's codes [B, K], and a function (codebook, logits [B, V]) that samples into them and returns the fast
     AR's next inputs [B, H].
-
     The last id of codebook 0 is the end of speech, which the fast AR gets as code 0."""
     codes, noise = slots.new_empty(slots.shape[0], lm.codebooks), _noise(lm, controls, length)
     again = Resample(noise[:, -1], state.frames[:, :, 0], slots, length, top_p=0.9, window=_WINDOW, first=1)

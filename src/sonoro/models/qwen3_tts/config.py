@@ -336,9 +336,8 @@ def _id_problems(model: ModelConfig) -> Iterator[str]:
     written = {name: value for name, value in vars(model).items() if name.endswith("_token_id")}
     for ids, limit in ((spoken, "vocab_size"), (written, "text_vocab_size")):
         size = getattr(talker, limit)
-        yield from (
-            f"{key} is {index}; it must be below {limit} {size}" for key, index in ids.items() if not 0 <= index < size
-        )
+        outside = [(key, index) for key, index in ids.items() if not 0 <= index < size]
+        yield from (f"{key} is {index}; it must be below {limit} {size}" for key, index in outside)
 
 
 def _voice_problems(model: ModelConfig) -> Iterator[str]:

@@ -62,7 +62,6 @@ class Flow(nn.Module):
     def sample(self, mu: Tensor, cond: Tensor, noise: Tensor, cfg: Tensor, steps: Tensor) -> Tensor:
         """Generate patches [B, P, D] from `noise` [B, P, D], given the previous patches `cond` [B, P, D] and the
         condition `mu` [B, 2, width].
-
         `cfg` [B] float32 is the guidance scale, `steps` [B] int64 the ODE steps. Every request takes all calls, with
         step size 0 beyond its own steps, so one graph serves a batch of different `steps`. Capturable; no sync."""
         dit, times, sizes = self.estimator, self.times[steps], self.sizes[steps]

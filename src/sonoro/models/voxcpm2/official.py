@@ -30,8 +30,7 @@ def main() -> None:
     with mock.patch.object(official, "get_dtype", return_value=torch.float32):
         model = official.VoxCPM2Model.from_local(folder, optimize=False, device=asked["device"])
     noise = iter(torch.tensor(asked["noise"], device=asked["device"]))
-    positions: list[int] = []
-    decisions: list[torch.Tensor] = []
+    positions, decisions = list[int](), list[torch.Tensor]()
     hooks = [
         model.base_lm.register_forward_pre_hook(
             lambda _, __, kwargs: positions.append(kwargs["inputs_embeds"].shape[1]), with_kwargs=True

@@ -74,7 +74,6 @@ class PromptBuilder:
         instructions: str | None = None,
     ) -> RowPrompt:
         """Build the prompt of `text` after the segments `earlier`, spoken as `voice`.
-
         `instructions` precede the first segment. Unless `ignore_eos`, the number of text ids limits the frames below
         `controls.max_frames`. Raises `InvalidRequest` for control tokens, for instructions that are empty or with a
         voice that continues a recording, and for a prompt too long for the model."""
