@@ -332,3 +332,35 @@ def test_an_upload_needs_no_room_on_disk(monkeypatch: pytest.MonkeyPatch) -> Non
             assert (await upload(server, sound(30, rate=44_100))).status_code == 201
 
     run(ask())
+
+
+def test_each_key_has_a_share_of_the_voices() -> None:
+    settings = dataclasses.replace(SETTINGS, api_keys=("one", "two"))
+
+    async def ask() -> None:
+        async with serving(settings=settings, config=CONFIG.over(max_registered_voices=4)) as server:
+            server.http.headers["Authorization"] = "Bearer one"
+            added = [await upload(server, name=name) for name in "abc"]
+            assert [answer.status_code for answer in added] == [201, 201, 507]
+            assert added[-1].json()["error"]["code"] == "too_many_voices"
+            server.http.headers["Authorization"] = "Bearer two"
+            assert [(await upload(server, name=name)).status_code for name in "abc"] == [201, 201, 507]
+            assert (await server.http.delete(f"{VOICES}/a")).status_code == 200
+            assert (await upload(server, name="c")).status_code == 201
+
+    run(ask())
+
+
+def test_newer_names_of_openais_models_are_names_of_the_model() -> None:
+    async def ask() -> None:
+        async with serving() as server:
+            for name in ("tts-1", "tts-1-hd-1106", "gpt-4o-mini-tts-2025-12-15", "gpt-5-tts"):
+                assert (await server.speak(model=name)).status_code == 200, name
+                assert (await server.http.get(f"/v1/models/{name}")).json()["id"] == name
+            for name in ("gpt-9", "whisper-1", "tts"):
+                check_error(await server.speak(model=name), 404, "model")
+        own = dataclasses.replace(SETTINGS, model_aliases=("mine",))
+        async with serving(settings=own) as server:
+            check_error(await server.speak(model="tts-1-hd-1106"), 404, "model")
+
+    run(ask())

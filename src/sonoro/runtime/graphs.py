@@ -70,7 +70,7 @@ class GraphPool:
             function()
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
-        before_bytes = torch.cuda.mem_get_info(device)[0]
+        before_bytes = torch.cuda.memory_reserved(device)
         graph = torch.cuda.CUDAGraph()
         # thread_local: another thread of the process may use the device meanwhile.
         with torch.cuda.graph(graph, self.handle, stream, capture_error_mode="thread_local"):
@@ -84,7 +84,8 @@ class GraphPool:
         # The first replay uploads the graph, which running requests should not wait for.
         replay()
         torch.cuda.synchronize(device)
-        return Recorded(replay, outputs, before_bytes - torch.cuda.mem_get_info(device)[0])
+        # What the pool has grown by: the card's free memory changes with other processes, too.
+        return Recorded(replay, outputs, torch.cuda.memory_reserved(device) - before_bytes)
 
     @property
     def handle(self) -> Any:

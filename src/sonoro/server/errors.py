@@ -67,6 +67,10 @@ class TooManyRequests(Refused, code="too_many_requests"):
     """The server is full; the same request can be accepted later."""
 
 
+class TooManyVoices(Refused, code="too_many_voices"):
+    """The key has registered as many voices as it may."""
+
+
 class NotReady(Refused, code="not_ready"):
     """No engine runs yet, or none any more."""
 
@@ -84,6 +88,7 @@ _STATUSES: dict[type[SonoroError], int] = {
     AnswerTooLarge: 413,
     BodyTooLarge: 413,
     TooManyRequests: 429,
+    TooManyVoices: 507,
     EngineBusy: 429,
     NotReady: 503,
     EngineCrashed: 503,

@@ -49,6 +49,8 @@ class Keys:
     def __init__(self, config: ServerConfig) -> None:
         self._callers = {key.encode(): Caller(_owner(key), name=_owner(key)[:8]) for key in config.api_keys}
         self._callers |= {key.encode(): Caller("", is_admin=True, name=_owner(key)[:8]) for key in config.admin_keys}
+        self.owners = len({caller.owner for caller in self._callers.values()}) or 1
+        """How many owners of voices there are; all admin keys are one."""
         self.keyless = ANONYMOUS if self._callers else UNKEYED
 
     @property

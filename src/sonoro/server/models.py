@@ -41,7 +41,7 @@ def model_routes(service: Service) -> APIRouter:
         """The loaded model by one of its names."""
         spec = speech.spec()
         speech.check_model(name, spec)
-        return next(entry for entry in described(spec) if entry["id"] == name)
+        return {**described(spec)[0], "id": name}
 
     @router.get("/audio/models", responses=refusals(401, 403, 503), dependencies=service.keys.optional)
     async def speech_models() -> dict[str, Any]:

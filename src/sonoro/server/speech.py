@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
@@ -30,6 +31,8 @@ from sonoro.text.splitting import SECONDS_PER_LETTER, spoken_length
 from sonoro.transport.fleet import Fleet
 
 logger = logging.getLogger(__name__)
+
+_OPENAI_MODEL = re.compile(r"(tts-1|gpt-[\w.-]*(tts|audio))[\w.-]*", re.ASCII)
 
 QUICK_BYTES = 4096
 """Bodies shorter than this hold no recording."""
@@ -86,9 +89,11 @@ class SpeechFactory:
         return tuple(dict.fromkeys((spec.name, *self._config.model_aliases)))
 
     def check_model(self, name: str | None, spec: ModelSpec) -> None:
-        """Raise `UnknownModel` unless `name` is None or a name of the model of `spec`."""
-        known = self.model_names(spec)
-        if name is not None and name not in known:
+        """Raise `UnknownModel` unless `name` is None or a name of the model of `spec`: by default also any of OpenAI's
+        speech models, whose newer ones clients name by date."""
+        known, is_default = self.model_names(spec), self._config.model_aliases == ServerConfig.model_aliases
+        is_known = name is None or name in known or (is_default and _OPENAI_MODEL.fullmatch(name))
+        if not is_known:
             raise UnknownModel("model", name, "known models: " + ", ".join(known))
 
     async def respond(self, request: Request, prepare: Callable[[bytes], Coroutine[Any, Any, Speech]]) -> Response:

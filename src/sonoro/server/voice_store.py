@@ -95,6 +95,10 @@ class VoiceStore:
 
         return await asyncio.shield(self._begin(work()))
 
+    def count(self, owner: str) -> int:
+        """How many voices of `owner` are registered or being added."""
+        return sum(name.partition(".")[2] == owner for name in self._voices.keys() | self._adding)
+
     async def delete(self, name: str) -> None:
         """Delete a voice by its id; running requests keep it. Raises `UnknownVoice` or `EngineError`."""
         await asyncio.shield(self._begin(self._in_thread(partial(self._delete, name))))

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse
 
 from sonoro.core.errors import InvalidReference, InvalidRequest, UnknownVoice, VoiceExists
 from sonoro.core.types import ReferenceUse
-from sonoro.server.errors import Answers, refusals
+from sonoro.server.errors import Answers, TooManyVoices, refusals
 from sonoro.server.keys import Caller
 from sonoro.server.middleware import CLIENT_GONE
 from sonoro.server.recordings import naming
@@ -62,7 +62,7 @@ def _answers(status: int, schema: dict[str, Any], *refused: int) -> Answers:
 
 
 _LISTED = _answers(200, _LIST, 401, 403, 503)
-_ADDED = _answers(201, _VOICE, 400, 401, 403, 408, 409, 413, 429, 503)
+_ADDED = _answers(201, _VOICE, 400, 401, 403, 408, 409, 413, 429, 503, 507)
 _DELETED = _answers(200, {"type": "object", "required": ["name", "deleted"]}, 401, 403, 404, 503)
 
 
@@ -118,13 +118,17 @@ def voice_routes(service: Service) -> APIRouter:
 
 
 def _free_name(service: Service, caller: Caller, name: str) -> str:
-    """The id of a new voice `name` of `caller`. Raises `InvalidRequest` or `VoiceExists`."""
+    """The id of a new voice `name` of `caller`. Raises `InvalidRequest`, `VoiceExists` or `TooManyVoices`."""
     called = voice_name(name)
     if called in service.voices.reserved_names():
         raise InvalidRequest("name", name, "it is the name of a voice of the model, or of OpenAI's API")
     mine = f"{called}.{caller.owner}" if caller.owner else called
     if any(facts.name in (called, mine) for facts in service.voices.store.voices):
         raise VoiceExists("name", name, "a voice of that name is registered; delete it first")
+    # Equal shares, so that no key fills the store of all.
+    share = max(1, service.client.settings.config.max_registered_voices // service.keys.owners)
+    if service.voices.store.count(caller.owner) >= share:
+        raise TooManyVoices(f"{share} voices of this key are registered, as many as it may have; delete one first")
     return mine
 
 
