@@ -212,6 +212,30 @@ def test_captions_that_cannot_be_written_are_refused_before_it_speaks(sonoro: Ru
     assert not Path("out.wav").exists()
 
 
+def test_no_output_takes_the_file_of_another_or_an_older_one(sonoro: Run) -> None:
+    for same in (["--srt", "x.wav"], ["--words", "./x.wav"], ["--srt", "a.srt", "--vtt", "a.srt"]):
+        assert_refused(*sonoro("say", "Hello.", "-o", "x.wav", *same), ["same file"])
+    Path("x.wav").write_text("mine")
+    Path("link.wav").symlink_to("x.wav")
+    assert_refused(*sonoro("say", "Hello.", "-o", "x.wav"), ["x.wav", "--force"])
+    assert_refused(*sonoro("say", "Hello.", "--srt", "x.wav"), ["x.wav", "--force"])
+    assert_refused(*sonoro("say", "Hello.", "-o", "x.wav", "--words", "link.wav", "--force"), ["same file"])
+    assert Path("x.wav").read_text() == "mine"
+    assert not Path("out.wav").exists()
+    code, out, _ = sonoro("say", "Hello.", "-o", "x.wav", "--force")
+    assert (code, out.rstrip().endswith("; it replaces an older file")) == (0, True)
+    assert "replaces" not in sonoro("say", "Hello.")[1]
+    assert "replaces" in sonoro("say", "Hello.")[1]
+
+
+def test_a_byte_order_mark_is_no_text(sonoro: Run) -> None:
+    Path("text.txt").write_bytes("\ufeffGood morning.".encode())
+    assert sonoro("say", "--file", "text.txt", "--words", "a.json", "--srt", "a.srt")[0] == 0
+    first = json.loads(Path("a.json").read_text())[0]
+    assert (first["text"], first["start"], first["end"]) == ("Good", 0, 4)
+    assert "\ufeff" not in Path("a.srt").read_text()
+
+
 def test_options_that_are_given_together_all_reach_the_request(
     sonoro: Run, recordings: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import sys
 import threading
@@ -48,6 +49,9 @@ Captions = Sequence[tuple[str, Path]]
 _LINE_S = 2.0
 """How often progress is printed without a terminal."""
 
+_OUT = "out.wav"
+"""The default output, which is replaced."""
+
 
 class _Terminated(BaseException):
     """SIGTERM was received."""
@@ -78,12 +82,13 @@ def say(
     text: Annotated[str | None, typer.Argument(help="what to speak; - reads stdin", show_default=False)] = None,
     *,
     file: Annotated[Path | None, typer.Option(help="speak the text in this file")] = None,
-    out: Annotated[str, typer.Option("--out", "-o", help="file to write; - is stdout")] = "out.wav",
+    out: Annotated[str, typer.Option("--out", "-o", help="file to write; - is stdout")] = _OUT,
     format: Annotated[str | None, typer.Option(help=f"{', '.join(FORMATS)}; default: by the suffix of --out")] = None,
     stream: _Stream = False,
     srt: Annotated[Path | None, typer.Option(help="write captions to this file, as SubRip")] = None,
     vtt: Annotated[Path | None, typer.Option(help="write captions to this file, as WebVTT")] = None,
     words: Annotated[Path | None, typer.Option(help="write word times to this file, as JSON")] = None,
+    force: Annotated[bool, typer.Option("--force", help="replace files that exist; out.wav always is")] = False,
     progress: _Progress = None,
     model: Model = None,
     voice: Annotated[str | None, typer.Option(help="a voice of the model; `sonoro voices` lists them")] = None,
@@ -128,6 +133,9 @@ def _say(options: Any) -> int:
     captions = [(kind, path) for kind, path in asked if path is not None]
     for _, path in captions:
         check_place(path)
+    audio = [] if options.out == STDOUT else [Path(options.out)]
+    _check_outputs([*audio, *(path for _, path in captions)], is_forced=options.force)
+    options.replaces = any(path.is_file() for path in audio)
     # Faults are found by word times.
     request = msgspec.structs.replace(request, with_words=bool(captions) or options.check)
     engine = options.config or EngineConfig(slots=1)
@@ -141,6 +149,17 @@ def _say(options: Any) -> int:
         for remark in speaker.remarks(request.text):
             print(f"warning: {remark}", file=sys.stderr)
         return _speak_into(speaker, request, options, format, captions)
+
+
+def _check_outputs(outputs: Sequence[Path], *, is_forced: bool) -> None:
+    """Raise `OutputError` for two outputs with one file, and for a file that exists unless it is the default or
+    `is_forced`."""
+    names = [os.path.realpath(path) for path in outputs]
+    for path, name in zip(outputs, names, strict=True):
+        if names.count(name) > 1:
+            raise OutputError(f"{path}: two outputs cannot have the same file")
+        if path.is_file() and str(path) != _OUT and not is_forced:
+            raise OutputError(f"{path}: the file exists; --force replaces it")
 
 
 def _request(options: Any) -> SpeechRequest:
@@ -183,12 +202,12 @@ def _read_text(text: str | None, file: Path | None) -> str:
         raise InvalidRequest("text", text or "", "give either a text (- reads stdin) or --file")
     try:
         if file is not None:
-            return file.read_text(encoding="utf-8")
+            return file.read_text(encoding="utf-8-sig")  # without a byte order mark
         if text != "-":
             return str(text)
         if sys.stdin is None:
             raise InvalidRequest("text", text, "stdin is closed")
-        return sys.stdin.buffer.read().decode("utf-8")
+        return sys.stdin.buffer.read().decode("utf-8-sig")
     except OSError as error:
         raise InvalidRequest("file", str(file), f"it must be a readable file ({error.strerror})") from error
     except UnicodeDecodeError as error:
@@ -282,7 +301,7 @@ def _speak_into(speaker: TTS, request: SpeechRequest, options: Any, format: str,
         _write_captions(captions, request.text, words)
         raise Stopped(how + kept, number) from end
     _write_captions(captions, request.text, words)
-    summary = _summary(out, audio_s, finished)
+    summary = _summary(out, audio_s, finished) + "; it replaces an older file" * options.replaces
     if out == STDOUT:
         print(summary, file=sys.stderr)
     else:
