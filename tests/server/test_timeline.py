@@ -14,7 +14,7 @@ WORDS = (
 
 
 def test_every_character_has_a_time_and_times_never_fall() -> None:
-    characters, starts_s, ends_s = character_times(TEXT, WORDS, end_s=2.0)
+    characters, starts_s, ends_s = map(list, zip(*character_times(TEXT, WORDS, end_s=2.0), strict=True))
     assert "".join(characters) == TEXT
     assert ends_s == pytest.approx([*starts_s[1:], 2.0])
     assert starts_s == sorted(starts_s)
@@ -28,15 +28,14 @@ def test_characters_told_of_bit_by_bit_are_those_told_of_at_once() -> None:
     parts, start, start_s = [], 0, 0.0
     for number, word in enumerate(WORDS):
         end_s = 2.0 if number == len(WORDS) - 1 else None
-        parts.append(character_times(TEXT, [word], start=start, start_s=start_s, end_s=end_s))
+        parts.extend(character_times(TEXT, [word], start=start, start_s=start_s, end_s=end_s))
         start, start_s = word.end, word.end_s
-    for field in range(3):
-        assert [one for part in parts for one in part[field]] == whole[field]
+    assert parts == whole
 
 
 def test_without_words_all_of_a_text_takes_all_of_the_time() -> None:
-    assert character_times("ab", [], end_s=1.0) == (["a", "b"], [0.0, 0.5], [0.5, 1.0])
-    assert character_times("ab", []) == ([], [], [])
+    assert character_times("ab", [], end_s=1.0) == [("a", 0.0, 0.5), ("b", 0.5, 1.0)]
+    assert character_times("ab", []) == []
 
 
 def test_the_last_word_heard_is_the_last_that_has_begun() -> None:

@@ -23,7 +23,7 @@ from sonoro.server.errors import TooManyRequests, Unauthorized
 from sonoro.server.keys import ANONYMOUS, Caller
 from sonoro.server.schemas import SpeechBody
 from sonoro.server.service import Service
-from sonoro.server.timeline import CharacterTimes, Timeline
+from sonoro.server.timeline import Timed, Timeline
 from sonoro.server.utterance import Utterance
 from sonoro.server.websocket_session import WebSocketSession
 from sonoro.transport.process import cancel_tasks
@@ -177,10 +177,10 @@ class Context:
         """Ignore the utterance's own events: the session writes its own."""
 
     async def send_audio(self, audio: bytes, source: AudioChunk | Finished) -> None:
-        is_last, added = isinstance(source, Finished), self._timeline.add(self._text, source)
-        starts, ends = ([self._before_s + at_s for at_s in at] for at in added[1:])
-        times = CharacterTimes(added.characters, list(starts), list(ends))
-        if audio or times.characters or is_last:
+        is_last, before_s = isinstance(source, Finished), self._before_s
+        added = self._timeline.add(self._text, source)
+        times = [Timed(one, before_s + start_s, before_s + end_s) for one, start_s, end_s in added]
+        if audio or times or is_last:
             await self._session.on_audio(self, self._convert(audio), times, is_last=is_last)
 
     async def refuse(self, error: SonoroError, request_id: str | None = None) -> None:
@@ -241,7 +241,7 @@ class ContextSession(WebSocketSession):
             await cancel_tasks(*(context.task for context in self.contexts.values()))
 
     @abstractmethod
-    async def on_audio(self, context: Context, audio: bytes, times: CharacterTimes, *, is_last: bool) -> None:
+    async def on_audio(self, context: Context, audio: bytes, times: list[Timed], *, is_last: bool) -> None:
         """Send `audio` of `context`, possibly empty, and `times` of characters, from the start of the context.
 
         `is_last` marks the end of an utterance.

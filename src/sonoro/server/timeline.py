@@ -11,12 +11,12 @@ from sonoro.core.types import AudioChunk, Finished
 from sonoro.server.stream import AudioBody
 
 
-class CharacterTimes(NamedTuple):
-    """Consecutive characters of a text, with the start and end of each in seconds."""
+class Timed(NamedTuple):
+    """A character or a word of a text, with its start and end in seconds."""
 
-    characters: list[str]
-    starts_s: list[float]
-    ends_s: list[float]
+    text: str
+    start_s: float
+    end_s: float
 
 
 def last_played(words: Sequence[Word], played_s: float) -> Word | None:
@@ -26,52 +26,45 @@ def last_played(words: Sequence[Word], played_s: float) -> Word | None:
 
 def character_times(
     text: str, words: Sequence[Word], *, start: int = 0, start_s: float = 0.0, end_s: float | None = None
-) -> CharacterTimes:
+) -> list[Timed]:
     """Times of the characters of `text` from index `start`, spoken from `start_s` on, to the end of `words`.
 
     Characters within a word share its time evenly, those between two words the time between. With `end_s`, the end of
     the text, characters after the last word take the time until then. Times never decrease; in a stream each call
     continues at the end of the last word of the one before.
     """
-    times = CharacterTimes([], [], [])
+    times: list[Timed] = []
     for word in words:
-        _share(times, text[start : word.start], start_s, word.start_s)
-        _share(times, text[word.start : word.end], word.start_s, word.end_s)
+        times += _shared(text[start : word.start], start_s, word.start_s)
+        times += _shared(text[word.start : word.end], word.start_s, word.end_s)
         start, start_s = word.end, word.end_s
     if end_s is not None:
-        _share(times, text[start:], start_s, max(start_s, end_s))
+        times += _shared(text[start:], start_s, max(start_s, end_s))
     return times
 
 
-def _share(times: CharacterTimes, characters: str, start_s: float, end_s: float) -> None:
-    """Append `characters`, which share the time from `start_s` to `end_s` evenly."""
+def _shared(characters: str, start_s: float, end_s: float) -> list[Timed]:
+    """Times of `characters`, which share the time from `start_s` to `end_s` evenly."""
     each_s = (end_s - start_s) / max(len(characters), 1)
-    for number, character in enumerate(characters):
-        times.characters.append(character)
-        times.starts_s.append(start_s + number * each_s)
-        times.ends_s.append(start_s + (number + 1) * each_s)
+    return [Timed(one, start_s + at * each_s, start_s + (at + 1) * each_s) for at, one in enumerate(characters)]
 
 
 class WordTimes:
     """Collects character times into words as written, between white space."""
 
     def __init__(self) -> None:
-        self._word, self._start_s, self._end_s = "", 0.0, 0.0
+        self._word = ""
+        self._start_s = self._end_s = 0.0
 
-    def add(self, times: CharacterTimes, *, is_last: bool) -> tuple[list[str], list[float], list[float]]:
-        """Add further characters; return the words that they complete, their starts and their ends in seconds.
-
-        `is_last`: the text ends, which completes its last word.
-        """
-        completed: tuple[list[str], list[float], list[float]] = ([], [], [])
-        last = [(" ", self._end_s, self._end_s)] if is_last else []
-        for character, start_s, end_s in [*zip(*times, strict=True), *last]:
+    def add(self, times: Sequence[Timed], *, is_last: bool) -> list[Timed]:
+        """Add further characters; return the words that they complete. With `is_last` the last word is complete too."""
+        completed = []
+        for character, start_s, end_s in [*times, *[Timed(" ", 0.0, 0.0)] * is_last]:
             if not character.isspace():
                 self._start_s = self._start_s if self._word else start_s
                 self._word, self._end_s = self._word + character, end_s
             elif self._word:
-                for column, value in zip(completed, (self._word, self._start_s, self._end_s), strict=True):
-                    column.append(value)  # type: ignore[attr-defined]
+                completed.append(Timed(self._word, self._start_s, self._end_s))
                 self._word = ""
         return completed
 
@@ -89,7 +82,7 @@ class Timeline:
         self.audio_s = 0.0
         """Duration of the chunks so far, at `speed`."""
 
-    def add(self, text: str, event: AudioChunk | Finished) -> CharacterTimes:
+    def add(self, text: str, event: AudioChunk | Finished) -> list[Timed]:
         """Add `event`; return the character times of `text` that have become final: all if it is `Finished`, else more
         text may follow."""
         if isinstance(event, Finished):
@@ -104,11 +97,11 @@ class Timeline:
         start_s, end_s = self._at_s * self._speed, self.audio_s * self._speed
         return Word(text=text[self._at : end], start_s=start_s, end_s=end_s, start=self._at, end=end, is_estimated=True)
 
-    def _advance(self, text: str, words: tuple[Word, ...], end_s: float | None) -> CharacterTimes:
+    def _advance(self, text: str, words: tuple[Word, ...], end_s: float | None) -> list[Timed]:
         played = at_speed(words, self._speed)
         times = character_times(text, played, start=self._at, start_s=self._at_s, end_s=end_s)
-        self._at += len(times.characters)
-        self._at_s = times.ends_s[-1] if times.ends_s else self._at_s
+        self._at += len(times)
+        self._at_s = times[-1].end_s if times else self._at_s
         return times
 
 
@@ -121,30 +114,25 @@ class TimedBody(AudioBody, ABC):
 
     def __init__(self, text: str, timeline: Timeline, convert: Callable[[bytes], bytes]) -> None:
         self._text, self._timeline, self._convert = text, timeline, convert
-        self._times = CharacterTimes([], [], [])
+        self._times: list[Timed] = []
 
     def content_type(self, audio: str) -> str:
         return self.kind
 
     def note(self, chunk: AudioChunk) -> None:
-        self._add(self._timeline.add(self._text, chunk))
+        self._times += self._timeline.add(self._text, chunk)
 
     def packet(self, audio: bytes) -> bytes:
         return self.line(self._convert(audio), self._taken(), is_last=False)
 
     def end(self, finished: Finished, usage: dict[str, int]) -> bytes:
-        self._add(self._timeline.add(self._text, finished))
+        self._times += self._timeline.add(self._text, finished)
         return self.line(b"", self._taken(), is_last=True)
 
     @abstractmethod
-    def line(self, audio: bytes, times: CharacterTimes, *, is_last: bool) -> bytes:
+    def line(self, audio: bytes, times: list[Timed], *, is_last: bool) -> bytes:
         """The next part of the body; the last one has no audio."""
 
-    def _add(self, times: CharacterTimes) -> None:
-        self._times.characters.extend(times.characters)
-        self._times.starts_s.extend(times.starts_s)
-        self._times.ends_s.extend(times.ends_s)
-
-    def _taken(self) -> CharacterTimes:
-        taken, self._times = self._times, CharacterTimes([], [], [])
+    def _taken(self) -> list[Timed]:
+        taken, self._times = self._times, []
         return taken

@@ -26,7 +26,7 @@ from sonoro.server.errors import Refusal, refusal
 from sonoro.server.schemas import parse
 from sonoro.server.service import Service
 from sonoro.server.stream import AudioBody
-from sonoro.server.timeline import CharacterTimes, TimedBody, Timeline, WordTimes
+from sonoro.server.timeline import Timed, TimedBody, Timeline, WordTimes
 
 _SPEEDS = {"slow": 0.8, "normal": 1.0, "fast": 1.25}
 
@@ -107,9 +107,9 @@ class _Messages:
         data = base64.b64encode(audio).decode()
         return [self.message("chunk", 206, data=data, step_time=step_ms)] if audio else []
 
-    def times(self, times: CharacterTimes, *, is_last: bool) -> list[dict[str, Any]]:
-        words, starts, ends = self._words.add(times, is_last=is_last) if self._words else ([], [], [])
-        columns = {"words": words, "start": starts, "end": ends}
+    def times(self, times: list[Timed], *, is_last: bool) -> list[dict[str, Any]]:
+        words = self._words.add(times, is_last=is_last) if self._words else []
+        columns = dict(zip(("words", "start", "end"), zip(*words, strict=True), strict=False))
         return [self.message("timestamps", 206, word_timestamps=columns)] if words else []
 
     def error(self, refused: Refusal, request_id: str) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class _Events(TimedBody):
         super().__init__(said.transcript or "", timeline, said.output_format.audio)
         self._messages = _Messages(said.context_id or "", has_words=bool(said.add_timestamps))
 
-    def line(self, audio: bytes, times: CharacterTimes, *, is_last: bool) -> bytes:
+    def line(self, audio: bytes, times: list[Timed], *, is_last: bool) -> bytes:
         messages = [*self._messages.audio(audio), *self._messages.times(times, is_last=is_last)]
         return b"".join(map(self._event, [*messages, self._messages.message("done", 200)] if is_last else messages))
 
@@ -170,7 +170,7 @@ class _Session(DialectSession):
             if not said.more:
                 context.end()
 
-    async def on_audio(self, context: Context, audio: bytes, times: CharacterTimes, *, is_last: bool) -> None:
+    async def on_audio(self, context: Context, audio: bytes, times: list[Timed], *, is_last: bool) -> None:
         for message in [*context.wire.audio(audio), *context.wire.times(times, is_last=is_last)]:
             await self.say(message)
 

@@ -22,7 +22,7 @@ from sonoro.server.dialects.shared import Asked, Dialect, DialectSession, Messag
 from sonoro.server.errors import Refusal, refusal
 from sonoro.server.schemas import parse
 from sonoro.server.service import Service
-from sonoro.server.timeline import CharacterTimes
+from sonoro.server.timeline import Timed
 
 
 class _Body(Message):
@@ -116,7 +116,7 @@ class _Session(DialectSession):
     async def _count(self, kind: Literal["Flushed", "Cleared"]) -> None:
         await self.say({"type": kind, "sequence_id": next(self._sequence)})
 
-    async def on_audio(self, context: Context, audio: bytes, times: CharacterTimes, *, is_last: bool) -> None:
+    async def on_audio(self, context: Context, audio: bytes, times: list[Timed], *, is_last: bool) -> None:
         if audio:
             await self.send(audio)
 

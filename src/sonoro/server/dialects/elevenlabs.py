@@ -29,7 +29,7 @@ from sonoro.server.dialects.shared import Asked, Dialect, DialectSession, Messag
 from sonoro.server.errors import Refusal, refusal
 from sonoro.server.schemas import parse
 from sonoro.server.service import Service
-from sonoro.server.timeline import CharacterTimes, TimedBody
+from sonoro.server.timeline import Timed, TimedBody
 
 
 def _refusal(refused: Refusal, request_id: str) -> Response:
@@ -74,18 +74,18 @@ def audio_format(name: str) -> AudioFormat:
     return sample_format(name.partition("_")[0], int(found[2]))
 
 
-def _alignment(times: CharacterTimes) -> dict[str, Any]:
+def _alignment(times: list[Timed]) -> dict[str, Any]:
     """Both alignments of an HTTP response."""
     names = ("characters", "character_start_times_seconds", "character_end_times_seconds")
-    shown = dict(zip(names, times, strict=True)) if times.characters else None
+    shown = dict(zip(names, zip(*times, strict=True), strict=True)) if times else None
     return {"alignment": shown, "normalized_alignment": shown}
 
 
 class _Lines(TimedBody):
     """A line of JSON for each chunk: its audio, and the character times that became final."""
 
-    def line(self, audio: bytes, times: CharacterTimes, *, is_last: bool) -> bytes:
-        if not audio and not times.characters:
+    def line(self, audio: bytes, times: list[Timed], *, is_last: bool) -> bytes:
+        if not audio and not times:
             return b""
         return msgspec.json.encode({"audio_base64": base64.b64encode(audio).decode(), **_alignment(times)}) + b"\n"
 
@@ -98,7 +98,7 @@ class _Whole(TimedBody):
 
     _left, _before = b"", b'{"audio_base64":"'
 
-    def line(self, audio: bytes, times: CharacterTimes, *, is_last: bool) -> bytes:
+    def line(self, audio: bytes, times: list[Timed], *, is_last: bool) -> bytes:
         audio = self._left + audio
         cut = len(audio) if is_last else len(audio) // 3 * 3
         before, self._before, self._left = self._before, b"", audio[cut:]
@@ -169,14 +169,14 @@ class _Session(DialectSession):
         if not self._is_multi:
             self.end = "closed"  # so that the client reads the error last
 
-    async def on_audio(self, context: Context, audio: bytes, times: CharacterTimes, *, is_last: bool) -> None:
-        characters, starts, ends = times
+    async def on_audio(self, context: Context, audio: bytes, times: list[Timed], *, is_last: bool) -> None:
         told_s, last = context.wire
-        if is_last and not (characters or last)[-1].isspace():
-            end_s = ends[-1] if ends else told_s
-            characters, starts, ends = [*characters, " "], [*starts, end_s], [*ends, end_s]
+        if is_last and not (times[-1].text if times else last).isspace():
+            end_s = times[-1].end_s if times else told_s
+            times = [*times, Timed(" ", end_s, end_s)]
         shown = None
-        if characters:
+        if times:
+            characters, starts, ends = zip(*times, strict=True)
             from_s = 0.0 if self._is_synchronised else told_s
             at = [round(1000 * (start - from_s)) for start in (*starts, ends[-1])]
             context.wire = from_s + at[-1] / 1000, characters[-1]

@@ -20,7 +20,7 @@ from sonoro.server.dialects.shared import Message
 from sonoro.server.schemas import SpeechBody, parse
 from sonoro.server.service import Service
 from sonoro.server.sessions import OtherSession
-from sonoro.server.timeline import Timeline, WordTimes
+from sonoro.server.timeline import Timed, Timeline, WordTimes
 from sonoro.server.utterance import Utterance
 from sonoro.server.websocket_session import End
 
@@ -54,7 +54,7 @@ class OmniSession(OtherSession):
         self._config = _Said(type="session.config")
         self._waiting: deque[str] = deque()
         self._index = 0
-        self._words: list[tuple[str, float, float]]  # words of the text, their starts and ends in seconds
+        self._words: list[Timed]
 
     @classmethod
     def recognises(cls, message: str) -> bool:
@@ -140,9 +140,9 @@ class OmniSession(OtherSession):
             if self._held:
                 await self.send(bytes(self._held))
             if self._config.word_timestamps:
-                names = ("word", "start_ms", "end_ms")
                 words = [
-                    dict(zip(names, (w, round(1000 * a), round(1000 * b)), strict=True)) for w, a, b in self._words
+                    {"word": word, "start_ms": round(1000 * start_s), "end_ms": round(1000 * end_s)}
+                    for word, start_s, end_s in self._words
                 ]
                 await self._send_chunk(b"", self._timeline.audio_s, words)
             names = ("words", "word_start_times_seconds", "word_end_times_seconds")
@@ -153,8 +153,7 @@ class OmniSession(OtherSession):
     async def send_audio(self, audio: bytes, source: AudioChunk | Finished) -> None:
         start_s = self._timeline.audio_s
         characters = self._timeline.add(self._spoken_text, source)
-        times = self._times.add(characters, is_last=isinstance(source, Finished))
-        self._words += zip(*times, strict=True)
+        self._words += self._times.add(characters, is_last=isinstance(source, Finished))
         self._total_bytes += len(audio)
         if self._config.word_timestamps and audio:
             await self._send_chunk(audio, start_s, None)
