@@ -123,7 +123,7 @@ class Replica:
         """Called by Ray periodically, and before the first request: raises unless the server is ready."""
         service = self._app.state.service
         await service.until_started()
-        if (reason := service.health.unready) is not None:
+        if (reason := service.speech.unready) is not None:
             raise EngineError(reason)
         if self._watching is None:
             self._watching = asyncio.create_task(self._watch())

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,6 @@ from sine_engines import CONFIG, engines, nothing_left, run, until
 from sine_models import HELD
 
 from sonoro.core.errors import EngineClosed
-from sonoro.server.health import Health
 from sonoro.server.metrics import EngineState, Metrics
 from sonoro.server.stream import Observation
 
@@ -95,10 +95,10 @@ with listen(SETTINGS) as sock:
 def test_a_defect_is_told_of_under_the_id_of_its_request(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def broken(self: Health) -> bytes:
+    def broken(self: Metrics, engines: Sequence[EngineState], *, queued: int) -> bytes:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Health, "exposition", broken)
+    monkeypatch.setattr(Metrics, "exposition", broken)
 
     async def ask() -> None:
         async with serving() as server:

@@ -85,7 +85,7 @@ def create_app(client: Fleet, config: ServerConfig, on_failure: Callable[[Sonoro
     app.include_router(batch_routes(service))
     app.include_router(model_routes(service))
     app.include_router(voice_routes(service))
-    app.include_router(health_routes(service.health, service.speech))
+    app.include_router(health_routes(service))
     app.include_router(playground_routes())
     app.include_router(api_page_routes(app))
     return app

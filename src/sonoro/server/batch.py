@@ -24,14 +24,7 @@ from sonoro.server.errors import Answers, AnswerTooLarge, SlowReader, refusal, r
 from sonoro.server.keys import Caller
 from sonoro.server.schemas import BatchBody, SpeechBody, object_of, parse, request_body
 from sonoro.server.service import Service
-from sonoro.server.stream import (
-    DISCONNECTED,
-    Speech,
-    cancel_on_disconnect,
-    conclude,
-    encoded_audio,
-    taken_within,
-)
+from sonoro.server.stream import DISCONNECTED, Speech, cancel_on_disconnect, conclude, encoded_audio, taken_within
 
 logger = logging.getLogger(__name__)
 
@@ -87,19 +80,15 @@ class Item:
         try:
             self.body = parse(SpeechBody, fields)
             if self.body.stream_format == "sse":
-                raise InvalidRequest(
-                    "stream_format", "sse", "it must be audio: the response to a batch is not streamed"
-                )
+                limit = "it must be audio: the response to a batch is not streamed"
+                raise InvalidRequest("stream_format", "sse", limit)
             if self.body.timestamps:
                 limit = "the response to a batch has no word times: ask for this text alone"
                 raise InvalidRequest("timestamps", self.body.timestamps, limit)
             self.audio_bytes = service.speech.max_audio_bytes(self.body)
         except SonoroError as error:
             self.error = error
-
-    @property
-    def max_bytes(self) -> int:
-        return json_bytes(self.audio_bytes)
+        self.max_bytes = json_bytes(self.audio_bytes)
 
 
 def read_batch(service: Service, payload: bytes) -> list[Item]:
@@ -146,7 +135,7 @@ class BatchResponse(Response):
         limit = asyncio.Semaphore(max(1, min(MAX_AT_ONCE, self._service.config.max_concurrency // 2)))
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(_attempt(self._service, item, f"{self._name}-{index}", self._caller, limit))
+                group.create_task(self._attempt(item, f"{self._name}-{index}", limit))
                 for index, item in enumerate(self._items)
             ]
         results = [task.result() for task in tasks]
@@ -174,29 +163,24 @@ class BatchResponse(Response):
                     await send({"type": "http.response.body", "body": body, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
+    async def _attempt(self, item: Item, name: str, limit: asyncio.Semaphore) -> tuple[bool, bytes]:
+        """Speak `item`; return whether that succeeded, and its result in JSON."""
+        try:
+            async with limit:
+                arrived_s = time.perf_counter()
+                return True, await _speak(self._service, item, await self._validated(item, name), arrived_s)
+        except SonoroError as error:
+            return False, msgspec.json.encode({"status": "error", **refusal(error).body})
 
-async def _attempt(
-    service: Service, item: Item, name: str, caller: Caller, limit: asyncio.Semaphore
-) -> tuple[bool, bytes]:
-    """Speak `item`; return whether that succeeded, and its result in JSON."""
-    try:
-        async with limit:
-            arrived_s = time.perf_counter()
-            result = await _speak(service, item, await _validated(service, item, name, caller), arrived_s)
-    except SonoroError as error:
-        return False, msgspec.json.encode({"status": "error", **refusal(error).body})
-    return True, result
-
-
-async def _validated(service: Service, item: Item, name: str, caller: Caller) -> Speech:
-    """The speech of `item`. Raises its error, which is counted as a refusal."""
-    try:
-        if item.error is not None:
-            raise item.error
-        return await service.speech.make(item.body, name, caller)
-    except SonoroError as error:
-        service.metrics.count_refusal(refusal(error), name)
-        raise
+    async def _validated(self, item: Item, name: str) -> Speech:
+        """The speech of `item`. Raises its error, which is counted as a refusal."""
+        try:
+            if item.error is not None:
+                raise item.error
+            return await self._service.speech.make(item.body, name, self._caller)
+        except SonoroError as error:
+            self._service.metrics.count_refusal(refusal(error), name)
+            raise
 
 
 async def _speak(service: Service, item: Item, speech: Speech, arrived_s: float) -> bytes:
@@ -204,9 +188,8 @@ async def _speak(service: Service, item: Item, speech: Speech, arrived_s: float)
     observation = service.speech.observe(item.body.speed, arrived_s)
     reason, audio = DISCONNECTED, HeldAudio(item.body.response_format, item.audio_bytes)
     try:
-        async with contextlib.aclosing(
-            encoded_audio(speech, service.client, service.speech.gate, observation)
-        ) as parts:
+        audio_of = encoded_audio(speech, service.client, service.speech.gate, observation)
+        async with contextlib.aclosing(audio_of) as parts:
             async for part in parts:
                 if isinstance(part, Finished):
                     reason = part.reason

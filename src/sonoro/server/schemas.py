@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+from pydantic import BaseModel, Field, JsonValue, ValidationError, model_validator
 
 from sonoro.audio.encoders import FORMATS, MAX_BIT_RATE, MAX_RATE, MAX_SPEED, MIN_BIT_RATE, MIN_RATE, MIN_SPEED
 from sonoro.audio.references import MAX_REFERENCE_S
@@ -41,7 +41,7 @@ MAX_FIELDS = 256
 Body = TypeVar("Body", bound=BaseModel)
 
 
-def _number(description: str, minimum: float, maximum: float) -> Any:
+def _number(description: str, minimum: float, maximum: float | None) -> Any:
     """An optional number within bounds."""
     return Field(None, description=description, ge=minimum, le=maximum)
 
@@ -55,18 +55,14 @@ _TASKS: dict[str, VoiceMode] = {"CustomVoice": "named", "VoiceDesign": "describe
 """Voice modes by the task types of other speech servers."""
 
 
-class VoiceId(BaseModel):
+class VoiceId(BaseModel, strict=True):
     """A voice by its id."""
-
-    model_config = ConfigDict(strict=True)
 
     id: str
 
 
-class SpokenReference(BaseModel):
+class SpokenReference(BaseModel, strict=True):
     """A recording of a voice, and its transcript."""
-
-    model_config = ConfigDict(strict=True)
 
     audio: str = Field(description="as ref_audio")
     text: str | None = Field(None, description="as ref_text")
@@ -86,10 +82,8 @@ class WithoutNulls(BaseModel):
         return {name: value for name, value in fields.items() if value is not None}
 
 
-class SpeechBody(WithoutNulls):
+class SpeechBody(WithoutNulls, strict=True, extra="allow", allow_inf_nan=False):
     """A text to speak, and how. A field that is missing or null takes the model's default."""
-
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
     input: str = Field(description="the text to speak", examples=["Hello there."], json_schema_extra={"minLength": 1})
     model: str | None = Field(None, description="a name of the loaded model", examples=["tts-1"])
@@ -137,8 +131,7 @@ class SpeechBody(WithoutNulls):
         json_schema_extra=_or_null("mark", "retry", "continue"),
     )
     task_type: Literal["CustomVoice", "VoiceDesign", "Base"] | None = Field(
-        None,
-        description="a voice of the model, one described by instructions, or one cloned from ref_audio",
+        None, description="a voice of the model, one described by instructions, or one cloned from ref_audio"
     )
     ref_audio: str | None = Field(
         None, description="recording of the voice to clone: data:audio/...;base64,..., or a URL if the server allows it"
@@ -152,15 +145,11 @@ class SpeechBody(WithoutNulls):
         None, max_length=16_384, description="the voice as an embedding of the model's speaker encoder"
     )
     stream: bool | None = Field(None, description="ignored: the audio is always streamed")
-    initial_codec_chunk_frames: int | None = Field(
-        None, ge=1, description="ignored: the server's configuration decides"
-    )
+    initial_codec_chunk_frames: int | None = _number("ignored: the server's configuration decides", 1, None)
 
 
-class BatchBody(BaseModel):
+class BatchBody(BaseModel, strict=True, extra="allow", allow_inf_nan=False):
     """Texts to speak, each as a speech request; other fields are defaults for all `items`."""
-
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
     items: list[dict[str, Any]] = Field(min_length=1, max_length=MAX_BATCH)
 

@@ -1,4 +1,4 @@
-"""What the endpoints share: engines, keys, voices, speech, health, metrics. Starts and ends them."""
+"""What the endpoints share: engines, keys, voices, speech, metrics. Starts and ends them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from fastapi import FastAPI
 from sonoro.core.errors import EngineClosed, EngineError, SonoroError
 from sonoro.core.logs import log_event
 from sonoro.server.config import ServerConfig
-from sonoro.server.health import Health
 from sonoro.server.keys import ANONYMOUS, Caller, Keys
 from sonoro.server.metrics import Metrics
 from sonoro.server.middleware import Budget
@@ -45,7 +44,6 @@ class Service:
         self.client, self.config, self.metrics = client, config, Metrics()
         self.keys, self.voices = Keys(config), VoiceDirectory(client, config)
         self.speech = SpeechFactory(client, config, self.metrics, self.voices)
-        self.health = Health(client, self.speech, self.metrics)
         self._sessions = Budget(config.max_sessions, "{} sessions are open")
         self._guests = Budget(MAX_KEYLESS, "{} sessions without a key are open")
         self.newcomers = Budget(MAX_KEYLESS, "{} connections that have shown no key are open")
@@ -95,7 +93,7 @@ class Service:
         return self._sessions.taken + self._guests.taken
 
     async def until_started(self) -> None:
-        """Wait until the engines have started or failed; `health.unready` says which."""
+        """Wait until the engines have started or failed; `speech.unready` says which."""
         if self._starting is not None:
             await asyncio.wait({self._starting})
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 from fastapi import APIRouter, WebSocket
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from sonoro.core.errors import InvalidRequest, SonoroError
 from sonoro.core.events import at_speed
@@ -36,10 +36,8 @@ def session_routes(service: Service, dialects: Sequence[type[OtherSession]] = ()
     return router
 
 
-class _Message(BaseModel):
+class _Message(BaseModel, strict=True, extra="allow"):
     """A client's message; those of `session.config` have further fields."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
 
     type: Literal["session.config", "input.text", "input.done", "response.cancel", "session.close"]
     text: str | None = None

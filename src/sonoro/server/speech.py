@@ -19,7 +19,7 @@ from sonoro.core.types import ModelSpec, SpeechRequest, is_speakable
 from sonoro.server.bodies import EventBody, JSONBody
 from sonoro.server.config import ServerConfig
 from sonoro.server.errors import Answers, AnswerTooLarge, NotReady, TooManyRequests, UnknownModel, refusals
-from sonoro.server.gate import Gate
+from sonoro.server.gate import NO_ENGINE, Gate
 from sonoro.server.keys import Caller
 from sonoro.server.metrics import Metrics
 from sonoro.server.middleware import CLIENT_GONE, Budget, RequestBodies
@@ -77,6 +77,11 @@ class SpeechFactory:
         if self.no_start is None and self._client.closed_reason is not None:
             return f"the engine has ended for good: {self._client.closed_reason}"
         return self.no_start
+
+    @property
+    def unready(self) -> str | None:
+        """Why requests would be refused now; None if they would not."""
+        return self.no_model or (None if self._client.is_ready else NO_ENGINE)
 
     def spec(self) -> ModelSpec:
         """The model's spec, available also while its engine is being replaced. Raises `NotReady`."""

@@ -44,10 +44,7 @@ class Observation:
         self, metrics: Metrics, sample_rate: int, arrived_s: float, speed: float = 1.0, dialect: str = "native"
     ) -> None:
         self._metrics, self._rate, self._arrived_s, self._speed = metrics, sample_rate, arrived_s, speed
-        self._dialect = dialect
-        self._bytes = 0
-        self._unsent_s = 0.0
-        self._played_until_s = float("inf")
+        self._dialect, self._bytes, self._unsent_s, self._played_until_s = dialect, 0, 0.0, float("inf")
         self.first_packet_s: float | None = None
         metrics.in_flight.inc()
         # Labels are resolved once rather than for thousands of chunks per second; this also exports underruns at 0, so
@@ -187,14 +184,8 @@ def silent_events(request_id: str, text: str, sample_rate: int) -> tuple[AudioCh
     """The events of a `text` with nothing to speak: `SILENCE_S` of silence, then `Finished`."""
     pcm = bytes(2 * round(SILENCE_S * sample_rate))
     chunk = AudioChunk(request_id=request_id, index=0, pcm=pcm, characters=len(text))
-    end = Finished(
-        request_id=request_id,
-        reason="stop",
-        frames=0,
-        characters=len(text),
-        timings=Timings(first_audio_s=0.0, total_s=0.0),
-    )
-    return chunk, end
+    timings = Timings(first_audio_s=0.0, total_s=0.0)
+    return chunk, Finished(request_id=request_id, reason="stop", frames=0, characters=len(text), timings=timings)
 
 
 def conclude(speech: Speech, observation: Observation, reason: str, *, is_whole: bool) -> dict[str, object]:

@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
-from pydantic import ConfigDict
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
@@ -35,10 +34,8 @@ LANGUAGES = {
 """The models' names of languages by ISO 639-1 code."""
 
 
-class Message(WithoutNulls):
+class Message(WithoutNulls, extra="ignore", allow_inf_nan=False):
     """A client's JSON message. Null means missing; unknown fields are ignored."""
-
-    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
 
 @dataclass(frozen=True)
