@@ -75,20 +75,16 @@ class AudioWriter:
         self._target = path if isinstance(path, (str, Path)) else None
         self.format = output_format(self._target or STDOUT, format)
         self._path = None if self._target is None or str(path) == STDOUT else Path(self._target)
-        with self._reporting():
+        with self._reporting(removes=False):
             self._file = self._open() if isinstance(path, (str, Path)) else path
         self.is_empty = True
-        try:
-            with self._reporting():
-                self._sink: _Raw | _Encoded
-                if self.format in STREAMABLE_FORMATS:
-                    self._sink = _Raw(self._file, self.format, sample_rate)
-                else:
-                    grows = self._path is not None and self._file.seekable()
-                    self._sink = _Encoded(self._file, self.format, sample_rate, grows=grows)
-        except OutputError:
-            self.abort()
-            raise
+        with self._reporting():
+            self._sink: _Raw | _Encoded
+            if self.format in STREAMABLE_FORMATS:
+                self._sink = _Raw(self._file, self.format, sample_rate)
+            else:
+                grows = self._path is not None and self._file.seekable()
+                self._sink = _Encoded(self._file, self.format, sample_rate, grows=grows)
 
     def write(self, samples: Samples) -> None:
         """Append `samples` [S] float32 in [-1, 1]."""
@@ -98,14 +94,10 @@ class AudioWriter:
 
     def close(self) -> None:
         """Complete the file; remove it if that fails."""
-        try:
-            with self._reporting():
-                self._sink.close()
-                if self._path is not None:
-                    self._file.close()
-        except OutputError:
-            self.abort()
-            raise
+        with self._reporting():
+            self._sink.close()
+            if self._path is not None:
+                self._file.close()
 
     def abort(self) -> None:
         """Remove the file, if it is a regular one. Never raises, as the cause of an abort may make this fail too."""
@@ -137,10 +129,13 @@ class AudioWriter:
         return sys.stdout.buffer
 
     @contextlib.contextmanager
-    def _reporting(self) -> Iterator[None]:
+    def _reporting(self, *, removes: bool = True) -> Iterator[None]:
+        """Turn an error into an `OutputError`, and remove the file unless not `removes`."""
         try:
             yield
         except (OSError, soundfile.SoundFileError) as error:
+            if removes:
+                self.abort()
             name = "the file" if self._target is None else "stdout" if self._path is None else repr(str(self._path))
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             raise OutputError(f"cannot write {name}: {reason}") from error

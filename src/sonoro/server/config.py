@@ -34,9 +34,7 @@ class ServerConfig(Settings):
     """Address, keys, limits and timeouts of a server. Raises `ConfigError` naming field, value and limit.
 
     Without keys no request needs one. An uploaded voice belongs to its key, and other keys do not see it; a voice
-    uploaded with an admin key is everybody's, and admin keys may use and delete all voices. At most `max_concurrency`
-    requests run; `max_waiting` others wait, each for `max_queue_wait_ms` at most. After `max_restarts` crashes within
-    `restart_window_s` an engine is not replaced; a server without engines exits.
+    uploaded with an admin key is everybody's. A server without engines exits.
     """
 
     host: str = setting("127.0.0.1", "address to listen on")
@@ -130,9 +128,8 @@ class ServerConfig(Settings):
             for sex in get_args(VoiceSex)
         }
         anybody = itertools.cycle(spec.voices)
-        for name, sex in OPENAI_VOICES.items():
-            if spec.voices:
-                openai[name] = next(voices[sex], None) or next(anybody)
+        if spec.voices:
+            openai = {name: next(voices[sex], None) or next(anybody) for name, sex in OPENAI_VOICES.items()}
         given = {
             name.lower(): spec.voice_aliases.get(voice.lower(), voice.lower())
             for name, voice in self.voice_aliases.items()

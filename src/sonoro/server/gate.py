@@ -15,8 +15,7 @@ from sonoro.transport.client import RequestStream
 NO_ENGINE = "the engine process ended or hangs, and another does not run yet"
 
 MAX_UNREAD_BYTES = 256 * 2**20
-"""Bound of the unread audio of finished requests whose permits were released; requests with a permit are not counted.
-"""
+"""Bound of a gate's `unread_bytes`."""
 
 
 @dataclass(eq=False)

@@ -12,7 +12,6 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -88,7 +87,7 @@ class VoiceStore:
             try:
                 encoded = await encode(references)
                 facts = _facts(name, references, consent, encoded.digest)
-                await self._in_thread(partial(self._create, facts, encoded.data))
+                await self._in_thread(self._create, facts, encoded.data)
                 return facts
             finally:
                 self._adding.discard(name)
@@ -101,11 +100,11 @@ class VoiceStore:
 
     async def delete(self, name: str) -> None:
         """Delete a voice by its id; running requests keep it. Raises `UnknownVoice` or `EngineError`."""
-        await asyncio.shield(self._begin(self._in_thread(partial(self._delete, name))))
+        await asyncio.shield(self._begin(self._in_thread(self._delete, name)))
 
     async def data(self, digest: str) -> bytes:
         """Read the encoded voice of `digest`. Raises `UnknownVoice` if it was deleted, or `EngineError`."""
-        return await self._in_thread(partial(self._data, digest))
+        return await self._in_thread(self._data, digest)
 
     async def refresh(self) -> None:
         """Scan the storage for changes by other servers. A scan that fails logs a warning.
@@ -127,8 +126,8 @@ class VoiceStore:
         except OSError as error:
             logger.warning("event=voices_not_read reason=%r", str(error))
 
-    async def _in_thread(self, work: Callable[[], Result]) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+    async def _in_thread(self, work: Callable[..., Result], *arguments: Any) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
     def _begin(self, work: Awaitable[Result]) -> asyncio.Task[Result]:
         """Run `work` to its end even if its caller is cancelled."""
@@ -196,9 +195,8 @@ class VoiceStore:
             self._stamps[name] = stamp
             try:
                 if name not in known and len(known) >= self._max_voices:
-                    raise InvalidRequest(
-                        "name", name, f"max_registered_voices ({self._max_voices}) are registered already"
-                    )
+                    limit = f"max_registered_voices ({self._max_voices}) are registered already"
+                    raise InvalidRequest("name", name, limit)
                 known[name], _ = self._read(name)
             except (EngineError, InvalidRequest) as error:
                 known.pop(name, None)

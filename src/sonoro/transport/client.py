@@ -181,11 +181,9 @@ class EngineClient(SupervisedEngine):
         return request_id in self._streams
 
     async def stream(self, request: SpeechRequest) -> AsyncGenerator[AudioChunk | Finished, None]:
-        """Submit `request` and yield its events as they arrive: `AudioChunk`s, then `Finished`.
+        """Submit `request` and yield its events as a `RequestStream` does, which is closed with the generator.
 
-        Closing the generator or cancelling its task cancels the request. A reader that falls behind by `queue_s` of
-        audio pauses it, and one that then reads nothing for `slow_reader_timeout_s` ends it with the reason
-        `cancelled`. Raises `InvalidRequest` (or a subclass) or `EngineError`.
+        Raises `InvalidRequest` (or a subclass) or `EngineError`.
         """
         answer = await self.open(request)
         try:
@@ -195,10 +193,7 @@ class EngineClient(SupervisedEngine):
             await answer.aclose()
 
     async def open(self, request: SpeechRequest) -> RequestStream:
-        """Submit `request`, resolving it first if it is not; text can then be appended to a live one.
-
-        The caller closes the stream. Raises what `stream` does.
-        """
+        """Submit `request`, resolved or not; the caller closes the stream. Raises what `stream` does."""
         await self.until_ready()
         while (previous := self._streams.get(request.id)) is not None and previous.is_closed:
             await previous.wait_ended()
@@ -215,10 +210,7 @@ class EngineClient(SupervisedEngine):
         return answer
 
     async def stats(self, *, resets: bool = False) -> messages.Stats:
-        """The engine's counters and durations. Raises `EngineError` after `answer_timeout_s`.
-
-        `resets` clears the durations, so that the next call covers the interval between the two.
-        """
+        """The engine's counters and durations; see `StatsRequest`. Raises `EngineError` after `answer_timeout_s`."""
         await self.until_ready()
         answer: asyncio.Future[messages.Stats] = asyncio.get_running_loop().create_future()
         self._stats_waiters.append(answer)

@@ -30,8 +30,7 @@ class Fleet(Started):
 
     A request goes to an engine with a free slot if there is one, then to the one with the fewest requests, where an
     engine without the voice in its cache counts as busier. While a crashed engine is replaced, the others get its
-    share. Belongs to the event loop it was started in. Raises `ConfigError` if several engines would share a
-    `codec_device`.
+    share. Raises `ConfigError` if several engines would share a `codec_device`.
     """
 
     def __init__(self, settings: WorkerSettings, devices: Sequence[str], limits: Limits | None = None) -> None:
@@ -63,12 +62,10 @@ class Fleet(Started):
             undo.pop_all()
 
     async def close(self) -> None:
-        """End every engine; requests still running fail with `EngineClosed`."""
         await asyncio.gather(*(client.close() for client in self.replicas))
 
     @property
     def ready(self) -> Ready:
-        """The `Ready` message of the first engine."""
         return self.replicas[0].ready
 
     @property

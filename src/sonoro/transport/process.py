@@ -170,17 +170,19 @@ class EngineProcess:
 
 
 class Started(ABC):
-    """An asynchronous context manager of one engine or several: starts and closes them."""
+    """An asynchronous context manager of one engine or several. Belongs to the event loop it was started in."""
 
     @abstractmethod
     async def start(self) -> None: ...
 
     @abstractmethod
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """End every engine; requests still running fail with `EngineClosed`."""
 
     @property
     @abstractmethod
-    def ready(self) -> Ready: ...
+    def ready(self) -> Ready:
+        """The newest `Ready` message of the first engine."""
 
     @property
     def spec(self) -> ModelSpec:
@@ -196,7 +198,7 @@ class Started(ABC):
 
 
 class SupervisedEngine(Started):
-    """Keeps an engine process with `settings` running. Belongs to the event loop it was started in.
+    """Keeps an engine process with `settings` running.
 
     A process that crashes or hangs is replaced. After more than `max_restarts` crashes within `restart_window_s` the
     engine is closed.
@@ -228,7 +230,6 @@ class SupervisedEngine(Started):
         self._tasks = [asyncio.create_task(work()) for work in (self._supervise, self._ping)]
 
     async def close(self) -> None:
-        """End the engine; requests still running fail with `EngineClosed`."""
         self._close_for_good(EngineClosed("the engine was closed"))
         try:
             await cancel_tasks(*self._tasks)
@@ -239,7 +240,6 @@ class SupervisedEngine(Started):
 
     @property
     def ready(self) -> Ready:
-        """The `Ready` message of the newest engine."""
         assert self._ready is not None, "the engine has not been started"
         return self._ready
 

@@ -1,8 +1,8 @@
 """Wire formats of other speech servers, so that their clients can use this one: a module per format, which translates.
 
 To add one, write `dialects/NAME.py` with a function `routes(service) -> Sequence[BaseRoute]`, and name it in
-`DIALECTS`. A `Dialect(NAME, service, shape)` gives the shape of its errors and makes its routes: `dialect.get`,
-`dialect.post` and `dialect.socket` handle keys, errors, logs and metrics, so that an endpoint is just
+`DIALECTS`. A `Dialect(NAME, service, shape)` gives the shape of its errors and makes its routes: `dialect.http`
+and `dialect.socket` handle keys, errors, logs and metrics, so that an endpoint is just
 
     async def speak(request: Request) -> Response:
         return await dialect.speak(request, read)       # read(payload: bytes) -> Asked

@@ -223,9 +223,9 @@ def routes(service: Service) -> Sequence[BaseRoute]:
     async def voice(request: Request) -> Response:
         return JSONResponse(shown(await dialect.known_voice(request)))
 
-    dialect.post("/tts/bytes", convert)
-    dialect.post("/tts/sse", convert)
+    dialect.http("POST", "/tts/bytes", convert)
+    dialect.http("POST", "/tts/sse", convert)
     dialect.socket("/tts/websocket", partial(_Session, dialect=dialect))
-    dialect.get("/voices", voices)
-    dialect.get("/voices/{voice}", voice)
+    dialect.http("GET", "/voices", voices)
+    dialect.http("GET", "/voices/{voice}", voice)
     return dialect.routes

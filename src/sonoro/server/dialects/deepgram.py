@@ -144,7 +144,9 @@ def routes(service: Service) -> Sequence[BaseRoute]:
         spec = service.speech.spec()
         return JSONResponse({"stt": [], "tts": [shown(name) for name in await dialect.voices(request)]})
 
-    dialect.post("/v1/speak", speak)
+    dialect.http("POST", "/v1/speak", speak)
     dialect.socket("/v1/speak", partial(_Session, dialect=dialect))
-    dialect.get("/v1/models", models, lambda headers: headers.get("authorization", "").lower().startswith("token "))
+    dialect.http(
+        "GET", "/v1/models", models, lambda headers: headers.get("authorization", "").lower().startswith("token ")
+    )
     return dialect.routes

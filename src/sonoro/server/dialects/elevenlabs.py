@@ -265,12 +265,12 @@ def routes(service: Service) -> Sequence[BaseRoute]:
 
     speak = "/v1/text-to-speech/{voice}"
     for path in ("", "/stream", "/with-timestamps", "/stream/with-timestamps"):
-        dialect.post(speak + path, convert)
+        dialect.http("POST", speak + path, convert)
     for path, answer in (("/v1/voices", voices), ("/v2/voices", voices), ("/v1/voices/{voice}", voice)):
-        dialect.get(path, answer)
+        dialect.http("GET", path, answer)
     for path in ("/v1/user", "/v1/user/subscription"):
-        dialect.get(path, user)
-    dialect.get("/v1/models", models, _is_ours)
+        dialect.http("GET", path, user)
+    dialect.http("GET", "/v1/models", models, _is_ours)
     for path, is_multi in (("/stream-input", False), ("/multi-stream-input", True)):
         dialect.socket(speak + path, partial(_Session, dialect=dialect, is_multi=is_multi), has_late_key=True)
     return dialect.routes

@@ -63,13 +63,9 @@ class Dialect:
         self.name, self.service, self._shape, self._id_headers = name, service, shape, id_headers
         self.routes: list[BaseRoute] = []
 
-    def get(self, path: str, answer: Answering, is_ours: Ours | None = None) -> None:
-        """Add a route for GET of `path`; with `is_ours`, only for requests whose headers it accepts."""
-        self.routes.append(_HTTPRoute(self, "GET", path, answer, is_ours))
-
-    def post(self, path: str, answer: Answering) -> None:
-        """Add a route for POST to `path`."""
-        self.routes.append(_HTTPRoute(self, "POST", path, answer, None))
+    def http(self, method: str, path: str, answer: Answering, is_ours: Ours | None = None) -> None:
+        """Add a route for `method` of `path`; with `is_ours`, only for requests whose headers it accepts."""
+        self.routes.append(_HTTPRoute(self, method, path, answer, is_ours))
 
     def socket(self, path: str, session: Sessions, *, has_late_key: bool = False) -> None:
         """Add a WebSocket route for `session`s at `path`. With `has_late_key` the key may come in the first message."""
