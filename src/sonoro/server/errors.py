@@ -31,70 +31,58 @@ class SlowReader(EngineError, code="slow_reader"):
     """The client read nothing for too long."""
 
 
-class Refused(SonoroError, code="refused"):
-    """Refused before its fields were validated."""
-
-
-class Unauthorized(Refused, code="invalid_api_key"):
-    """No API key, or a wrong one."""
-
-
-class ForeignHost(Refused, code="foreign_host"):
-    """A host name that is not this server's."""
-
-
-class ForeignOrigin(Refused, code="foreign_origin"):
-    """A page of another origin in a browser."""
-
-
-class IdleSession(Refused, code="idle_session"):
-    """A session without a message for too long."""
-
-
-class AnswerTooLarge(Refused, code="answer_too_large"):
-    """An answer that is held in memory, of a batch or in one JSON object, could exceed its bound."""
-
-
-class BodyTooLarge(Refused, code="body_too_large"):
-    """The body has more bytes than a body may have."""
-
-
-class BodyTooSlow(Refused, code="body_too_slow"):
-    """The body did not arrive whole, or not in time."""
-
-
-class TooManyRequests(Refused, code="too_many_requests"):
-    """The server is full; the same request can be accepted later."""
-
-
-class TooManyVoices(Refused, code="too_many_voices"):
-    """The key has registered as many voices as it may."""
-
-
-class NotReady(Refused, code="not_ready"):
-    """No engine runs yet, or none any more."""
-
-
 _STATUSES: dict[type[SonoroError], int] = {
     InvalidRequest: 400,
     UnknownVoice: 404,
     UnknownModel: 404,
     VoiceExists: 409,
-    Unauthorized: 401,
-    ForeignHost: 403,
-    ForeignOrigin: 403,
-    IdleSession: 408,
-    BodyTooSlow: 408,
-    AnswerTooLarge: 413,
-    BodyTooLarge: 413,
-    TooManyRequests: 429,
-    TooManyVoices: 507,
     EngineBusy: 429,
-    NotReady: 503,
     EngineCrashed: 503,
     EngineClosed: 503,
     SonoroError: 500,
 }
+"""The HTTP status of an error: that of its nearest class."""
+
+
+class Refused(SonoroError):
+    """Refused before its fields were validated, with an HTTP status."""
+
+    def __init_subclass__(cls, code: str, status: int) -> None:
+        super().__init_subclass__(code)
+        _STATUSES[cls] = status
+
+
+class Unauthorized(Refused, code="invalid_api_key", status=401):
+    """No API key, or a wrong one."""
+
+
+class IdleSession(Refused, code="idle_session", status=408):
+    """A session without a message for too long."""
+
+
+class AnswerTooLarge(Refused, code="answer_too_large", status=413):
+    """An answer that is held in memory, of a batch or in one JSON object, could exceed its bound."""
+
+
+class BodyTooLarge(Refused, code="body_too_large", status=413):
+    """The body has more bytes than a body may have."""
+
+
+class BodyTooSlow(Refused, code="body_too_slow", status=408):
+    """The body did not arrive whole, or not in time."""
+
+
+class TooManyRequests(Refused, code="too_many_requests", status=429):
+    """The server is full; the same request can be accepted later."""
+
+
+class TooManyVoices(Refused, code="too_many_voices", status=507):
+    """The key has registered as many voices as it may."""
+
+
+class NotReady(Refused, code="not_ready", status=503):
+    """No engine runs yet, or none any more."""
+
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
@@ -144,7 +132,7 @@ class Refusal:
 
 
 def refusal(error: SonoroError) -> Refusal:
-    """The response to `error`; the status is that of the nearest class in `_STATUSES`."""
+    """The response to `error`."""
     status = next(_STATUSES[kind] for kind in type(error).__mro__ if kind in _STATUSES)
     message, parameter = str(error), None
     if isinstance(error, InvalidRequest):

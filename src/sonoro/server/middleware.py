@@ -32,8 +32,6 @@ from sonoro.server.config import ServerConfig
 from sonoro.server.errors import (
     BodyTooLarge,
     BodyTooSlow,
-    ForeignHost,
-    ForeignOrigin,
     NotReady,
     Refusal,
     RefusalResponse,
@@ -264,14 +262,14 @@ class HostCheck:
             return dataclasses.replace(refused, headers={"Connection": "close"})
         host, origin = headers.get("host"), headers.get("origin")
         if host is not None and not self._is_own(_name(host), scope.get("path")):
-            return refusal(ForeignHost("the Host is not a name of this server; allowed_hosts lists them"))
+            return plain_refusal(403, "the Host is not a name of this server; allowed_hosts lists them", "foreign_host")
         if origin is None or origin in self._origins or _ANY in self._origins:
             return None
         scheme, _, authority = origin.partition("://")
         is_own = host is not None and _with_port(authority, scheme) == _with_port(host, scheme) != ""
         if is_own or _name(authority) in self._given - {_ANY, ""}:
             return None
-        return refusal(ForeignOrigin("pages of this origin may not call this server; see cors_origins"))
+        return plain_refusal(403, "pages of this origin may not call this server; see cors_origins", "foreign_origin")
 
     def _is_own(self, name: str, path: str | None) -> bool:
         return _ANY in self._hosts or name in self._hosts or (path in _BY_ADDRESS and _is_address(name))
