@@ -206,10 +206,8 @@ def _check(format: str, speed: float, out_rate: int | None, bit_rate: int | None
 
 class _Tempo:
     """Changes the tempo at the same pitch, by ffmpeg's atempo.
-
     Returns round(S / speed) samples for S. When faster, up to 10 ms more, at most 2%: the filter lags by that much, and
-    the end of the last word must not be cut.
-    """
+    the end of the last word must not be cut."""
 
     def __init__(self, sample_rate: int, speed: float) -> None:
         self._rate, self._speed = sample_rate, speed
@@ -251,9 +249,7 @@ class _Tempo:
 
 class _Coded:
     """A codec and its container; returns the bytes as they are written.
-
-    PyAV's filter graph for frame sizes keeps up to 17 idle threads until `close`.
-    """
+    PyAV's filter graph for frame sizes keeps up to 17 idle threads until `close`."""
 
     def __init__(self, chosen: _Format, sample_rate: int, bit_rate: int) -> None:
         self._rate, self._samples, self._written = sample_rate, 0, _Written()

@@ -47,9 +47,7 @@ def check_place(target: Path) -> None:
 
 def output_format(path: str | Path, given: str | None = None) -> str:
     """The format to write `path` in: `given`, else by its suffix; WAV for stdout. Writes nothing.
-
-    Raises `OutputError` for an unknown format or suffix, and for a path that cannot be written.
-    """
+    Raises `OutputError` for an unknown format or suffix, and for a path that cannot be written."""
     if given is not None and given not in FORMATS:
         raise OutputError(f"format: {given!r} is not known; one of {', '.join(FORMATS)}")
     if str(path) == STDOUT:

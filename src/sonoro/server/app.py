@@ -49,7 +49,6 @@ GARBAGE_OBJECTS = 20_000
 
 def create_app(client: Fleet, config: ServerConfig, on_failure: Callable[[SonoroError], None] | None = None) -> FastAPI:
     """The application over `client`, which it starts and closes. `config` is resolved.
-
     `on_failure` is called with the error if the engines cannot be started or none is left; requests are then refused.
     """
     service = Service(client, config, on_failure)
@@ -160,9 +159,7 @@ class LoopErrors:
 
 async def serve(client: Fleet, config: ServerConfig, sock: socket.socket) -> None:
     """Serve on `sock` until a signal ends it; running requests then get `shutdown_timeout_s`.
-
-    Raises the error of an engine that could not be started, and `EngineClosed` once none is left.
-    """
+    Raises the error of an engine that could not be started, and `EngineClosed` once none is left."""
     failures: list[SonoroError] = []
 
     def give_up(error: SonoroError) -> None:

@@ -113,9 +113,7 @@ def read_batch(service: Service, payload: bytes) -> list[Item]:
 
 class BatchResponse(Response):
     """Speaks `items`, then sends their results in order; stops when the client disconnects.
-
-    `name` is the id of the batch, `caller` its client; `held` is closed at the end.
-    """
+    `name` is the id of the batch, `caller` its client; `held` is closed at the end."""
 
     def __init__(
         self, service: Service, items: list[Item], name: str, caller: Caller, held: contextlib.AsyncExitStack

@@ -32,10 +32,8 @@ LOG_FORMATS = ("text", "json")
 @dataclass(frozen=True)
 class ServerConfig(Settings):
     """Address, keys, limits and timeouts of a server. Raises `ConfigError` naming field, value and limit.
-
     Without keys no request needs one. An uploaded voice belongs to its key, and other keys do not see it; a voice
-    uploaded with an admin key is everybody's. A server without engines exits.
-    """
+    uploaded with an admin key is everybody's. A server without engines exits."""
 
     host: str = setting("127.0.0.1", "address to listen on")
     port: int = setting(8000, "port to listen on; 0 takes a free one", 0, 65535)

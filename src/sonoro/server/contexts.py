@@ -51,9 +51,7 @@ class _End(Enum):
 
 class Context:
     """One text, whose steps run in the order of the client's messages. It is the listener of its own utterances.
-
-    Every call returns at once; events go to the session's `on_...` methods.
-    """
+    Every call returns at once; events go to the session's `on_...` methods."""
 
     def __init__(
         self, session: ContextSession, name: str | None, body: SpeechBody, request: SpeechRequest, convert: Convert
@@ -243,9 +241,7 @@ class ContextSession(WebSocketSession):
     @abstractmethod
     async def on_audio(self, context: Context, audio: bytes, times: list[Timed], *, is_last: bool) -> None:
         """Send `audio` of `context`, possibly empty, and `times` of characters, from the start of the context.
-
-        `is_last` marks the end of an utterance.
-        """
+        `is_last` marks the end of an utterance."""
 
     async def on_flushed(self, context: Context, mark: int) -> None:
         """Called when flush number `mark` has been spoken. Does nothing unless overridden."""

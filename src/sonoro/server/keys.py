@@ -65,9 +65,7 @@ class Keys:
 
     async def authorise(self, connection: HTTPConnection) -> None:
         """Check the connection's API key, if the server has keys, and set `caller` in its state.
-
-        Raises `Unauthorized`. Browsers cannot set headers of a WebSocket: an offered subprotocol may carry the key.
-        """
+        Raises `Unauthorized`. Browsers cannot set headers of a WebSocket: an offered subprotocol may carry the key."""
         self.check(connection, ("bearer",))
 
     def check(self, connection: HTTPConnection, schemes: Sequence[str]) -> None:

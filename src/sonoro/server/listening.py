@@ -13,9 +13,7 @@ SEND_BUFFER_BYTES = 65536
 
 def listen(config: ServerConfig) -> socket.socket:
     """Listen on the host and port of `config`. Raises `ConfigError` naming the one that fails.
-
-    Accepted connections inherit the options: no delay of small packets, and a timeout for unread data.
-    """
+    Accepted connections inherit the options: no delay of small packets, and a timeout for unread data."""
     try:
         family, *_, address = socket.getaddrinfo(
             config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

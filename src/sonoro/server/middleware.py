@@ -161,10 +161,8 @@ def connection(head_timeout_s: float) -> type[asyncio.Protocol]:
 
 class RequestIds:
     """Gives each request an id (the client's `X-Request-Id` if it is well-formed) and one log line.
-
     The line holds the `facts` of the request's state, and the path as declared by its route, not as written by the
-    client. Operators' probes are logged at debug level. The state's `caller` is the given one until a key is shown.
-    """
+    client. Operators' probes are logged at debug level. The state's `caller` is the given one until a key is shown."""
 
     def __init__(self, app: ASGIApp, caller: Caller) -> None:
         self._app, self._caller = app, caller
@@ -304,10 +302,8 @@ class RequestBodies:
     @contextlib.asynccontextmanager
     async def body(self, request: Request, max_bytes: int) -> AsyncIterator[bytes]:
         """Read the body of `request`; its bytes count as in use until the block ends.
-
         Raises `BodyTooLarge` as soon as it exceeds `max_bytes`, `BodyTooSlow` after the timeout or if the client
-        disconnects, `TooManyRequests` if all bodies together exceed `max_total_bytes`.
-        """
+        disconnects, `TooManyRequests` if all bodies together exceed `max_total_bytes`."""
         too_large = BodyTooLarge(f"the body must have at most {max_bytes} bytes")
         if (length := request.headers.get("content-length", "")).isdecimal() and int(length) > max_bytes:
             raise too_large

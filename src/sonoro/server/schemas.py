@@ -228,10 +228,8 @@ def speech_request(
     is_live: bool = False,
 ) -> SpeechRequest:
     """Make the resolved request of `body` for the model of `spec`.
-
     `aliases` maps further names of its voices, in lower case; `registered` maps the uploaded voices that the caller may
-    name. Raises `InvalidRequest` (or a subclass) for invalid fields and for what the model cannot do.
-    """
+    name. Raises `InvalidRequest` (or a subclass) for invalid fields and for what the model cannot do."""
     embedding = None if body.speaker_embedding is None else tuple(body.speaker_embedding)
     has_own_voice = bool(references) or embedding is not None
     voice = named_voice(body)

@@ -36,9 +36,7 @@ ENGINES_S = 0.2
 
 class Service:
     """Starts the engines in the background, and holds what the endpoints share.
-
-    `on_failure` is called with the error if the engines cannot be started or none is left.
-    """
+    `on_failure` is called with the error if the engines cannot be started or none is left."""
 
     def __init__(self, client: Fleet, config: ServerConfig, on_failure: Callable[[SonoroError], None] | None) -> None:
         self.client, self.config, self.metrics = client, config, Metrics()

@@ -49,9 +49,7 @@ _ANSWERS: Answers = {
 
 class SpeechFactory:
     """Makes a `Speech` of a body, and the response to an HTTP request that asks for one.
-
-    Owns what bounds them: the `gate` before the engines, the request `bodies` and the `answers` held in memory.
-    """
+    Owns what bounds them: the `gate` before the engines, the request `bodies` and the `answers` held in memory."""
 
     def __init__(self, client: Fleet, config: ServerConfig, metrics: Metrics, voices: VoiceDirectory) -> None:
         self._client, self._config, self._metrics, self._voices = client, config, metrics, voices

@@ -36,9 +36,7 @@ SILENCE_S = 0.2
 
 class Observation:
     """Measures one request from `arrived_s`, a time of `time.perf_counter`, until `end`.
-
-    Its audio plays at `speed`. `dialect` is the client's wire format; "native" includes OpenAI's.
-    """
+    Its audio plays at `speed`. `dialect` is the client's wire format; "native" includes OpenAI's."""
 
     def __init__(
         self, metrics: Metrics, sample_rate: int, arrived_s: float, speed: float = 1.0, dialect: str = "native"
@@ -148,9 +146,7 @@ async def encoded_audio(
     speech: Speech, client: Fleet, gate: Gate, observation: Observation
 ) -> AsyncGenerator[bytes | Finished, None]:
     """Yield the encoded audio of `speech` as it arrives, then `Finished`. Holds a permit while the engine works.
-
-    Raises `TooManyRequests`, `NotReady`, and what `Fleet.open` and its stream raise.
-    """
+    Raises `TooManyRequests`, `NotReady`, and what `Fleet.open` and its stream raise."""
     async with contextlib.aclosing(_engine_events(speech, client, gate)) as events:
         async for event in events:
             if isinstance(event, AudioChunk):

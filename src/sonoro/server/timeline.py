@@ -71,10 +71,8 @@ class WordTimes:
 
 class Timeline:
     """Character times of a text as its audio arrives, in seconds from its start.
-
     They follow the model's word times if it gives any; else the characters of each chunk share its duration, an
-    estimate. `sample_rate` is the model's, `speed` that of playback.
-    """
+    estimate. `sample_rate` is the model's, `speed` that of playback."""
 
     def __init__(self, sample_rate: int, speed: float) -> None:
         self._rate, self._speed = sample_rate, speed

@@ -34,9 +34,7 @@ class StoreUnreachable(EngineError):
 
 class VoiceStore:
     """At most `max_voices` voices in `location`: a folder, the URL of a bucket, or "" for memory. Call `open` first.
-
-    Other servers may write to the same location; `refresh` reads their changes.
-    """
+    Other servers may write to the same location; `refresh` reads their changes."""
 
     def __init__(self, location: str, max_voices: int) -> None:
         self._location, self._max_voices = location, max_voices
@@ -71,10 +69,8 @@ class VoiceStore:
         encode: Callable[[tuple[Reference, ...]], Awaitable[EncodedVoice]],
     ) -> VoiceFacts:
         """Encode `references` by `encode` and store the voice by the id `name`. Cancelling the call does not stop it.
-
         Raises `InvalidRequest` for an invalid name or at `max_voices`, `VoiceExists`, `EngineError` if the voice cannot
-        be stored, and what `encode` raises.
-        """
+        be stored, and what `encode` raises."""
         name = voice_id(name)
         if name in self._voices or name in self._adding:
             raise VoiceExists("name", name, "a voice of that name is registered; delete it first")
@@ -108,9 +104,7 @@ class VoiceStore:
 
     async def refresh(self) -> None:
         """Scan the storage for changes by other servers. A scan that fails logs a warning.
-
-        Calls during a scan share one further scan, so that each sees what was written before the call.
-        """
+        Calls during a scan share one further scan, so that each sees what was written before the call."""
         if not self._location:
             return
         if self._next_scan is None:

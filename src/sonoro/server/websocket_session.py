@@ -31,10 +31,8 @@ _CLOSE_CODES: dict[End, int] = {"closed": 1000, "idle": 1001, "ending": 1012}
 
 class WebSocketSession(ABC):
     """One connection; subclasses handle its messages.
-
     `speaking` are the tasks of running utterances: the session ends after them, and cancels them if the client is gone.
-    Set `end` to end the session.
-    """
+    Set `end` to end the session."""
 
     dialect = "native"
 

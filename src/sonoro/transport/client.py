@@ -151,9 +151,7 @@ async def _no_voices(digest: str) -> bytes:
 
 class EngineClient(SupervisedEngine):
     """The requests of a `SupervisedEngine`: `async with EngineClient(settings) as client`.
-
-    A process that crashes or hangs fails its requests with `EngineCrashed`; later ones wait for the new process.
-    """
+    A process that crashes or hangs fails its requests with `EngineCrashed`; later ones wait for the new process."""
 
     def __init__(self, settings: messages.WorkerSettings, limits: Limits | None = None) -> None:
         super().__init__(settings, limits)
@@ -182,9 +180,7 @@ class EngineClient(SupervisedEngine):
 
     async def stream(self, request: SpeechRequest) -> AsyncGenerator[AudioChunk | Finished, None]:
         """Submit `request` and yield its events as a `RequestStream` does, which is closed with the generator.
-
-        Raises `InvalidRequest` (or a subclass) or `EngineError`.
-        """
+        Raises `InvalidRequest` (or a subclass) or `EngineError`."""
         answer = await self.open(request)
         try:
             async for event in answer:
@@ -222,9 +218,7 @@ class EngineClient(SupervisedEngine):
 
     async def encode_voice(self, references: tuple[Reference, ...]) -> EncodedVoice:
         """Encode `references` to a voice, which the engine caches too. Cancelling the call does not stop it.
-
-        Raises `InvalidReference`, `EngineBusy`, or another `EngineError`.
-        """
+        Raises `InvalidReference`, `EngineBusy`, or another `EngineError`."""
         await self.until_ready()
         number = next(self._numbers)
         self._send(messages.EncodeVoice(number, references))

@@ -41,10 +41,8 @@ def voice_id(text: str) -> str:
 
 class VoiceFacts(msgspec.Struct, frozen=True, kw_only=True):
     """A registered voice, without its data.
-
     `name` is its id: NAME.OWNER, or NAME if it is everybody's. `use` is that of its references, `duration_s` that of
-    the recording, `consent` a statement stored with it, `created_at_s` a Unix time, `digest` that of the content.
-    """
+    the recording, `consent` a statement stored with it, `created_at_s` a Unix time, `digest` that of the content."""
 
     name: str
     use: ReferenceUse
@@ -97,9 +95,7 @@ def with_facts(data: bytes, facts: VoiceFacts) -> bytes:
 
 def with_metadata(data: bytes, metadata: dict[str, str]) -> bytes:
     """Add `metadata` to that of a safetensors file, in a fixed order: equal input gives equal bytes.
-
-    The safetensors library writes metadata in random order.
-    """
+    The safetensors library writes metadata in random order."""
     header = _header(data)
     header[_METADATA] |= metadata
     # Pad the header, as tensors begin at a multiple of eight bytes.

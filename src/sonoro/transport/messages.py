@@ -17,10 +17,8 @@ DEFAULT_FACTORY = "sonoro.models.registry:load"
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The model an engine process loads and how its engine is configured.
-
     `factory` is "module:function" on the process's import path, a function with the signature and result of
-    `sonoro.models.registry.load`. Name another to serve a model that the registry does not know.
-    """
+    `sonoro.models.registry.load`. Name another to serve a model that the registry does not know."""
 
     model: str | None = None
     device: str = "auto"

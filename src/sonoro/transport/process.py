@@ -61,7 +61,6 @@ class EngineProcess:
     @classmethod
     async def start(cls, settings: WorkerSettings, ready_timeout_s: float) -> Self:
         """Start a process and wait until its engine is ready.
-
         Raises the error that the process reported (`ConfigError`, `CheckpointError`, ...), `EngineCrashed` with its
         last line of output if it died without one, and `EngineError` after `ready_timeout_s`. The process is then gone.
         """
@@ -199,10 +198,8 @@ class Started(ABC):
 
 class SupervisedEngine(Started):
     """Keeps an engine process with `settings` running.
-
     A process that crashes or hangs is replaced. After more than `max_restarts` crashes within `restart_window_s` the
-    engine is closed.
-    """
+    engine is closed."""
 
     def __init__(self, settings: WorkerSettings, limits: Limits | None = None) -> None:
         self.settings, self._limits = settings, limits or Limits()

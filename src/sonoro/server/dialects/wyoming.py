@@ -143,9 +143,7 @@ async def _converse(service: Service, carrier: _Carrier) -> None:
 
 class _Carrier:
     """Adapts a TCP connection to the application's side of an ASGI WebSocket: events arrive as text, bytes are sent.
-
-    An event may have `most_bytes`, and its data as many again.
-    """
+    An event may have `most_bytes`, and its data as many again."""
 
     def __init__(
         self,
