@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from sonoro.audio.files import MAX_REFERENCE_S, MIN_REFERENCE_S
+from sonoro.audio.references import MAX_REFERENCE_S, MIN_REFERENCE_S
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError, SonoroError
 from sonoro.core.types import AudioChunk, Reference
