@@ -68,7 +68,7 @@ class Bench:
         ended, state = set(), self.engine.runner._state.state
         for request in requests:
             self.engine.submit(request)
-        running = dict(self.engine._running)
+        running = dict(self.engine.lifecycle.requests)
         while self.engine.has_work:
             events = self.engine.tick()
             for name, one in running.items():

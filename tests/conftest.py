@@ -47,6 +47,17 @@ def pytest_configure(config: pytest.Config) -> None:
             round_by_shape(steps)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Whether to leave a file out. With `-m gpu` only files with such tests are imported: the others need packages
+    that a GPU machine may lack."""
+    is_left_out = (
+        config.option.markexpr == "gpu"
+        and collection_path.suffix == ".py"
+        and "mark.gpu" not in collection_path.read_text(encoding="utf-8")
+    )
+    return is_left_out or None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files in the same order in every process, those that are marked `long` first: the others fill what they leave."""
