@@ -51,8 +51,7 @@ class RequestFields(TypedDict, total=False):
     on_fault: how to handle a segment that is not spoken as written, by the model's attention: "mark" reports it,
         "retry" speaks it again within `attempts`, and alone the words at the end that the last did not reach;
         "continue" breaks it off at its last good word and goes on there.
-    options: the model's own options by name, listed in `TTS.spec.options`; each may also be a keyword of its own.
-    """
+    options: the model's own options by name, listed in `TTS.spec.options`; each may also be a keyword of its own."""
 
     language: str | None
     instructions: str | None
@@ -73,20 +72,16 @@ class RequestFields(TypedDict, total=False):
 
 class SpokenFields(RequestFields, total=False):
     """The keywords of `TTS.generate` and its like: those of a request, and how its audio is played.
-
-    speed: tempo of the audio, 0.25 to 4, at the same pitch; default: 1.
-    """
+    speed: tempo of the audio, 0.25 to 4, at the same pitch; default: 1."""
 
     speed: float
 
 
 def speech_request(text: str, voice: str | None = None, **fields: Unpack[RequestFields]) -> SpeechRequest:
     """Make a request to speak `text`. Raises `InvalidRequest`.
-
     text: the text to speak.
     voice: one of the model's voices (`TTS.voices`); default: the first.
-    fields: see `RequestFields`.
-    """
+    fields: see `RequestFields`."""
     given: dict[str, Any] = dict(fields)
     reference = (given.pop(name, None) for name in _REFERENCE_FIELDS)
     sampling = {name: given.pop(name, None) for name in SamplingParams.__struct_fields__}
@@ -138,8 +133,7 @@ class TTS:
     load_format: "auto", or "dummy" for random weights.
     config: an `EngineConfig`, a mapping of its fields, or the path of a YAML file with them.
 
-    `close`, or the end of a `with` block, frees the model. Raises `CheckpointError` or `ConfigError`.
-    """
+    `close`, or the end of a `with` block, frees the model. Raises `CheckpointError` or `ConfigError`."""
 
     def __init__(
         self,
@@ -185,10 +179,8 @@ class TTS:
 
     def remarks(self, text: str) -> tuple[str, ...]:
         """Warnings about `text`: characters that will be left out, or another language.
-
         `generate` and the other methods log them, except for a `SpeechRequest`. Raises `InvalidRequest` for a text
-        mostly in a script that the voice cannot read.
-        """
+        mostly in a script that the voice cannot read."""
         return remarks(text) if self.spec.text_normalizer is not None else ()
 
     def close(self) -> None:
@@ -227,18 +219,15 @@ class TTS:
         text: the text to speak, a request made by `sonoro.api.speech_request`, which takes no further fields but
             `speed`, or a list. An item of a list may be a mapping of fields, which override those of the call.
         voice: one of `TTS.voices`; default: the first.
-        fields: see `RequestFields` and `SpokenFields`.
-        """
+        fields: see `RequestFields` and `SpokenFields`."""
         if isinstance(text, Sequence) and not isinstance(text, str):
             return self._speak(list(self._items(text, voice, **fields)))
         return self._speak([self._job(text, voice, **fields)])[0]
 
     def generate_batch(self, items: Sequence[Item]) -> list[Audio]:
         """`generate` for a list of items.
-
         Raises `InvalidRequest` or `EngineError` for the first item that fails, with its number in a note; the others
-        are cancelled.
-        """
+        are cancelled."""
         if isinstance(items, (str, Mapping)):
             raise InvalidRequest("items", items, "it must be a sequence of texts or requests, even for one")
         return self._speak(list(self._items(items)))
@@ -247,9 +236,7 @@ class TTS:
         self, text: str | SpeechRequest | None = None, voice: str | None = None, **fields: Unpack[SpokenFields]
     ) -> Generator[AudioPiece, None, Finished]:
         """Yield the audio as it is generated, in pieces that grow with the listener's lead; else as `generate`.
-
-        Errors are raised by the first `next`. Closing the generator cancels the request. Returns a `Finished`.
-        """
+        Errors are raised by the first `next`. Closing the generator cancels the request. Returns a `Finished`."""
         request, speed = self._job(text, voice, **fields)
         with self._shared.running([request]):
             return (yield from at_speed(speed, self._shared.pieces(request.id), self.sample_rate))
@@ -258,9 +245,7 @@ class TTS:
         self, text: str | SpeechRequest | None = None, voice: str | None = None, **fields: Unpack[SpokenFields]
     ) -> Audio:
         """`generate` for one text, without blocking the event loop. Concurrent calls are batched (`asyncio.gather`).
-
-        Cancelling the task cancels the request.
-        """
+        Cancelling the task cancels the request."""
         request, speed = self._job(text, voice, **fields)
         pieces = self.stream(_returned_whole(request, self.spec), speed=speed)
         received: list[AudioPiece] = []

@@ -49,11 +49,9 @@ class _Sound:
 @dataclass(frozen=True, eq=False)
 class AudioPiece(_Sound):
     """Consecutive audio of a stream: mono `samples` [S] float32 in [-1, 1]; `index` counts from 0.
-
     `characters`: characters of the text spoken by its end, exact at the end of a segment, else an estimate. `words`:
     those whose times became final with it, in seconds from the start of the stream; the last ones are in
-    `Finished.words`. None if the model gives no word times.
-    """
+    `Finished.words`. None if the model gives no word times."""
 
     index: int
     characters: int = 0
@@ -63,10 +61,8 @@ class AudioPiece(_Sound):
 @dataclass(frozen=True, eq=False)
 class Audio(_Sound):
     """All audio of a request: mono `samples` [S] float32 in [-1, 1]. A notebook displays it as a player.
-
     `time_to_first_audio_s` and `total_s` count from the acceptance of the request. Times of `words` count from the
-    first sample; None if the model gives none. `faults` are parts of the text probably not spoken as written.
-    """
+    first sample; None if the model gives none. `faults` are parts of the text probably not spoken as written."""
 
     finish_reason: FinishReason
     frames: int
@@ -82,9 +78,7 @@ class Audio(_Sound):
 
     def save(self, file: str | Path | BinaryIO, format: str | None = None) -> None:
         """Write wav, flac, mp3, opus or pcm to a path or an open binary file; `format` defaults to the suffix.
-
-        A file without a name is written as wav. An open file is not closed. Raises `OutputError`.
-        """
+        A file without a name is written as wav. An open file is not closed. Raises `OutputError`."""
         if isinstance(file, (str, Path)):
             write_audio(file, self.samples, self.sample_rate, format)
             return

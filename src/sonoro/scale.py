@@ -1,8 +1,7 @@
 """The speech server as an application of Ray Serve: `serve run sonoro.scale:app model=... gpus=1`.
 
 Needs the extra `scale`. Each replica is the server of `sonoro.server` over engines of its own; Ray places, counts and
-replaces replicas and proxies their responses.
-"""
+replaces replicas and proxies their responses."""
 
 from __future__ import annotations
 
@@ -40,8 +39,7 @@ class Arguments(BaseModel):
     `max_replicas`, keeps the requests per replica, waiting ones included, at `target_load` of its capacity; it grows
     by one while requests wait longer than `target_wait_ms`. A replica that is removed has `drain_s` to finish its
     requests. To share uploaded voices, replicas need the same `voices_folder`: a bucket, or a volume mounted on all
-    nodes.
-    """
+    nodes."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -26,9 +26,7 @@ _OTHERS = (
 @dataclass(frozen=True)
 class Target:
     """The server, and how requests to it are made: options of `sonoro bench serve`. Raises `ConfigError`.
-
-    `url` is that of the server, of its API (ending in a version such as `/v1`) or of its speech endpoint.
-    """
+    `url` is that of the server, of its API (ending in a version such as `/v1`) or of its speech endpoint."""
 
     url: str
     model: str | None = None

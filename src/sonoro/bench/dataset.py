@@ -45,9 +45,7 @@ class Prompt:
 
 def prompts(dataset: str) -> tuple[Prompt, ...]:
     """The texts of `dataset`: `builtin`, or a UTF-8 file with a text per line.
-
-    A line with bars has the format of Seed-TTS, with paths relative to the file. Raises `ConfigError`.
-    """
+    A line with bars has the format of Seed-TTS, with paths relative to the file. Raises `ConfigError`."""
     if dataset == BUILTIN:
         texts = resources.files("sonoro.bench").joinpath("prompts.txt").read_text("utf-8")
         return tuple(map(Prompt, texts.splitlines()))
@@ -64,9 +62,7 @@ def cloned(
     texts: tuple[Prompt, ...], ref: str | None, ref_text: str | None = None, *, x_vector_only: bool = False
 ) -> tuple[Prompt, ...]:
     """`texts` with the recording `ref` as voice; `list` keeps the recording of each text, None removes it.
-
-    Reads every file once. Raises `ConfigError` naming the field or file.
-    """
+    Reads every file once. Raises `ConfigError` naming the field or file."""
     if ref is None:
         ConfigError.unless(not ref_text, "ref_text", ref_text, "it needs ref: give that too")
         ConfigError.unless(not x_vector_only, "x_vector_only", x_vector_only, "it needs ref: give that too")

@@ -2,8 +2,7 @@
 
 A load generator must not measure itself. With 256 streams of a chunk every 80 ms, aiohttp takes 51 us of CPU per chunk
 and this 47, notes chunks 7.3 and 3.0 ms late (p95), and lags 6.3 and 5.9 ms (p95; `benchmarks/http_clients.py`, two
-cores, medians of four turns each).
-"""
+cores, medians of four turns each)."""
 
 from __future__ import annotations
 
@@ -121,7 +120,6 @@ class Connections:
         self, request: str, headers: Mapping[str, str], body: bytes, *, on_part: OnPart, on_sent: OnSent = lambda: None
     ) -> ResponseHead:
         """Send a `request` ("GET /path") and read its response to the end.
-
         `on_part` gets the response's head and each chunk of its body; `on_sent` is called when the request is written
         to the open connection. Raises `HttpError`, or `OSError` if it cannot connect. Cancelling aborts the connection.
         """

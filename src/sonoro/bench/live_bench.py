@@ -1,7 +1,6 @@
 """Live text over the WebSocket against the same text whole, and barge-in: `sonoro bench live`.
 
-One request at a time. docs/live.md defines the messages, docs/benchmark.md the metrics.
-"""
+One request at a time. docs/live.md defines the messages, docs/benchmark.md the metrics."""
 
 from __future__ import annotations
 
@@ -68,9 +67,7 @@ class _BargeIn:
 
 def run(bench: LiveBench) -> dict[str, Any]:
     """Measure, print the results, and return the contents of the results file.
-
-    Raises `EngineError` if the server cannot be reached, or, at the end, if no request of a kind succeeded.
-    """
+    Raises `EngineError` if the server cannot be reached, or, at the end, if no request of a kind succeeded."""
     texts = tuple(Prompt(prompt.text) for prompt in prompts(bench.dataset))
     return asyncio.run(_run(bench, texts))
 

@@ -133,10 +133,8 @@ def facts_of_server(target: Target, listed: Mapping[str, Any], given: Mapping[st
 
 def run(bench: ServeBench) -> dict[str, Any]:
     """Load the server, print the results, and return the contents of the results file.
-
     Failed requests are counted in their row. Raises `EngineError` if the first request fails, if a client process ends,
-    or, at the end, if all requests of a level failed.
-    """
+    or, at the end, if all requests of a level failed."""
     texts = cloned(prompts(bench.dataset), bench.ref, bench.ref_text, x_vector_only=bench.x_vector_only)
     top = asyncio.run(_first(bench, texts))
     report = Report(top, settings=bench.settings, commit=bench.commit, out=bench.out)

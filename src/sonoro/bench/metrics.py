@@ -1,6 +1,5 @@
 """Metrics of one request, of a level of load, and of an overload test, computed from noted times. docs/benchmark.md
-defines them.
-"""
+defines them."""
 
 from __future__ import annotations
 
@@ -29,9 +28,7 @@ _RECOVERED = 1.2
 
 class Playback(NamedTuple):
     """Playback of a request without a buffer: each sample plays once it has arrived and the ones before it are over.
-
-    `gaps_s`: durations of the underruns. `audible_at_s`: when the first audible sample is played.
-    """
+    `gaps_s`: durations of the underruns. `audible_at_s`: when the first audible sample is played."""
 
     gaps_s: tuple[float, ...]
     audible_at_s: float | None
@@ -40,10 +37,8 @@ class Playback(NamedTuple):
 @dataclass
 class Exchange:
     """One request and its response, PCM16 mono, little-endian. All times are of one clock, in seconds.
-
     `due_s`: scheduled time. `sent_s`: when its body was written to the connection, None if never. `arrivals`: time and
-    number of samples of each chunk. `audible_sample`: index of the first above `AUDIBLE`. `error`: why it failed.
-    """
+    number of samples of each chunk. `audible_sample`: index of the first above `AUDIBLE`. `error`: why it failed."""
 
     due_s: float
     sent_s: float | None = None
@@ -214,9 +209,7 @@ def _peak(exchanges: Iterable[Exchange], window: Window) -> int:
 
 def judge(rows: Sequence[Mapping[str, Any]], max_queue_wait_ms: float) -> dict[str, Any]:
     """Judge the levels before, during and after an overload; `is_met` is whether all checks pass.
-
-    Each check is a list of a value and its limit; a missing value fails.
-    """
+    Each check is a list of a value and its limit; a missing value fails."""
     before, during, after = rows
     failures = [row["failed"] - row.get("errors", {}).get(REFUSED, 0) for row in rows]
     checks = {"failed_but_429": [sum(failures), 0], "refused_unloaded": [before["failed"] + after["failed"], 0]}

@@ -18,9 +18,7 @@ _NAMED = ("model", "input", "voice", "response_format")
 
 class OfficialClient(SpeechClient):
     """A `SpeechClient` that calls `audio.speech.with_streaming_response.create` of one `AsyncOpenAI`.
-
-    Time zero is before that call, as it does not report when it sends; bytes arrive when its iterator yields them.
-    """
+    Time zero is before that call, as it does not report when it sends; bytes arrive when its iterator yields them."""
 
     name = "openai"
 

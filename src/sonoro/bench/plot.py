@@ -33,9 +33,7 @@ def check(path: Path) -> None:
 
 def draw(arms: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     """Plot results files by arm, and write the figure to `path` in the format of its suffix.
-
-    Open and closed loop each have a row of panels. Raises `OutputError` if it cannot be written.
-    """
+    Open and closed loop each have a row of panels. Raises `OutputError` if it cannot be written."""
     rows = [(arm, row) for arm, values in arms.items() for row in values["rows"]]
     modes = sorted({row["mode"] for _, row in rows})
     figure = Figure(figsize=(14, 3.2 * len(modes) + 0.6), layout="constrained")

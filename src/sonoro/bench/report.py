@@ -58,10 +58,8 @@ def load_of(row: Mapping[str, Any]) -> str:
 
 def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
     """Improvement of `after` over `before` by load, in percent of `before`; positive is better for every metric.
-
     None where either value is missing or that of `before` is 0. Lists settings that differ. Raises `ConfigError` if no
-    load is in both.
-    """
+    load is in both."""
     later = {load_of(row): row for row in after["rows"]}
     pairs = [(row, later[load_of(row)]) for row in before["rows"] if load_of(row) in later]
     if not pairs:

@@ -1,7 +1,6 @@
 """Results files of the benchmarks: machine, settings and rows, written after each row. Knows no benchmark.
 
-The fields are those of docs/results.md and docs/benchmark.md.
-"""
+The fields are those of docs/results.md and docs/benchmark.md."""
 
 from __future__ import annotations
 
@@ -18,10 +17,8 @@ from sonoro.core.errors import OutputError
 
 class Report(ABC):
     """A results file: top-level fields and `rows`, printed as they are added and written to `out` after each.
-
     `top` includes the hardware. `settings` are the resolved settings of the benchmark; None values are left out.
-    Raises `OutputError` if `out` cannot be written.
-    """
+    Raises `OutputError` if `out` cannot be written."""
 
     def __init__(
         self, top: Mapping[str, Any], *, settings: Mapping[str, Any], commit: str | None, out: Path | None

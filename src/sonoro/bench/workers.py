@@ -19,9 +19,7 @@ _START_S, _END_S = 60.0, 5.0
 
 class Workers:
     """A context with `count` worker processes, which also end if this process is killed.
-
-    Raises `EngineError` if one does not start.
-    """
+    Raises `EngineError` if one does not start."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -54,9 +52,7 @@ class Workers:
 
     def exchanges(self, level: Level, shares: int) -> list[Exchange]:
         """Send `level` in `shares` shares, one per process; returns all exchanges, in no order.
-
-        Raises `EngineError` as soon as a process ends.
-        """
+        Raises `EngineError` as soon as a process ends."""
         for share, pipe in enumerate(self._pipes[:shares]):
             pipe.send((level, share, shares))
         return [exchange for received in self._receive(shares, None) for exchange in received]

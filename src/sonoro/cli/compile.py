@@ -31,8 +31,7 @@ def compile_command(
 ) -> None:
     """Compile all kernels of a server of MODEL into Triton's cache (TRITON_CACHE_DIR). Needs no GPU.
 
-    MODEL, slots, configuration, dtype and quantization must be those of the server.
-    """
+    MODEL, slots, configuration, dtype and quantization must be those of the server."""
     if importlib.util.find_spec("triton") is None:
         raise ConfigError("triton", None, "it is not installed: kernels are compiled by it")
     from sonoro.compile.kernels import compile_kernels

@@ -1,7 +1,6 @@
 """The command line: `sonoro say | serve | compile | tune | calibrate | info | voices | verify | bench`.
 
-Invalid input gives one line on stderr and exit code 2. Only the commands that need torch import it.
-"""
+Invalid input gives one line on stderr and exit code 2. Only the commands that need torch import it."""
 
 from __future__ import annotations
 

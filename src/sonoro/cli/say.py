@@ -118,8 +118,7 @@ def say(
     """Speak TEXT into a file.
 
     The file is written as the audio is generated, and is playable even after an interrupt. The exit code is 1 if a part
-    of the text ran away or, with --check, was not spoken as written.
-    """
+    of the text ran away or, with --check, was not spoken as written."""
     return _say(SimpleNamespace(**locals()))
 
 
@@ -331,9 +330,7 @@ def _summary(out: str, audio_s: float, finished: Finished) -> str:
 @contextlib.contextmanager
 def _progress(characters: int, *, is_shown: bool | None) -> Iterator[Callable[[float, int], None]]:
     """Show progress on stderr: a bar on a terminal, else, if asked for, a line every `_LINE_S`.
-
-    Yields a function to call with the seconds of audio so far, and how many of the `characters` they cover.
-    """
+    Yields a function to call with the seconds of audio so far, and how many of the `characters` they cover."""
     console, began_s = Console(stderr=True), time.monotonic()
     if is_shown is False or (is_shown is None and not console.is_terminal):
         yield lambda audio_s, spoken: None

@@ -2,8 +2,7 @@
 
 An engine whose record (`cache.KernelCache`) is valid compiles nothing. Otherwise the other process compiles the kernels
 in the order of need, and each launch of the engine waits for its own. A failure there is only a warning: the engine
-compiles whatever it does not find.
-"""
+compiles whatever it does not find."""
 
 from __future__ import annotations
 
@@ -55,9 +54,7 @@ class _Child:
 
 class Standby:
     """A fork of this process that waits until it is told what to compile, as `_Child` does, or is dropped.
-
-    It has the imports done. This process must have no other thread and must not have used the GPU yet.
-    """
+    It has the imports done. This process must have no other thread and must not have used the GPU yet."""
 
     def __init__(self) -> None:
         parent = os.getpid()
@@ -111,7 +108,6 @@ class Standby:
 
 class Compiling:
     """A compilation in progress, or none if `compiler` is None.
-
     `counts`: by kernel, the variants that this process had to compile itself."""
 
     def __init__(self, compiler: _Child | Standby | None) -> None:
@@ -153,11 +149,9 @@ class Compiling:
 @contextlib.contextmanager
 def compiling(settings: WorkerSettings, standby: Standby | None = None) -> Iterator[Compiling]:
     """Compile the kernels of an engine of `settings` in `standby`, or else a new process, during the body and beyond.
-
     Each launch in this process waits for its own kernel alone; what it still compiles itself is counted (see
     `count_compiled`). Does nothing without a GPU or Triton, for a model of another factory, or if the record is valid.
-    If the body raises, the compiler is killed.
-    """
+    If the body raises, the compiler is killed."""
     if not _has_kernels(settings):
         if standby is not None:
             standby.drop()

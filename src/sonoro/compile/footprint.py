@@ -1,7 +1,6 @@
 """Estimates the GPU memory of a model and its engine, and which configurations would fit, without allocating any.
 
-The model and its per-slot state are built on torch's "meta" device, and their tensors are counted.
-"""
+The model and its per-slot state are built on torch's "meta" device, and their tensors are counted."""
 
 from __future__ import annotations
 
@@ -31,9 +30,7 @@ _LARGE_CARD_BYTES = 40 * 2**30
 @dataclasses.dataclass(frozen=True)
 class Footprint:
     """GPU memory in bytes by part, without the CUDA context (.3 to .6 GB). `graphs` is an upper estimate.
-
-    `least_pages` is the part of `kv_cache` for one request of maximum length, the least an engine runs with.
-    """
+    `least_pages` is the part of `kv_cache` for one request of maximum length, the least an engine runs with."""
 
     weights: int
     codec: int
@@ -102,10 +99,8 @@ def what_fits(
 ) -> tuple[int, list[EngineConfig]]:
     """The least bytes that `config` needs, and, if the card `on`, of `total_bytes`, lacks them, smaller
     configurations that fit.
-
     At most one for each quantisation that the model is offered in there, with the slots divided by 4 until it fits
-    `memory_fraction`.
-    """
+    `memory_fraction`."""
     allowed = total_bytes * config.memory_fraction
     needed = footprint(model, config, dtype).least
     found: list[EngineConfig] = []
@@ -125,7 +120,6 @@ def refuse_what_does_not_fit(
     model: str | None, config: EngineConfig, on: Card, total_bytes: int, dtype: str | None = None
 ) -> None:
     """Raise `ConfigError`, naming what would fit, if `config` does not fit the card `on`, of `total_bytes`.
-
     Loads nothing."""
     if total_bytes * config.memory_fraction >= _LARGE_CARD_BYTES:
         return

@@ -4,8 +4,7 @@ To list them, a model on the "meta" device runs every step at every size once wh
 needed. The compiled kernels are in Triton's cache, with a record beside it (`cache.Record`). Variants that the
 start needs are compiled first. `python -m sonoro.compile.kernels SETTINGS CARD PARENT` is the process that an engine
 starts while it loads its weights, unless it has a fork for that (`compiler.Standby`). A failure there is only a
-warning: the engine compiles whatever it does not find.
-"""
+warning: the engine compiles whatever it does not find."""
 
 from __future__ import annotations
 
@@ -53,9 +52,7 @@ _MAY_PASS = re.compile(r"MemoryError|error code -\d+|raised SIG")
 
 def list_variants(settings: WorkerSettings, card: Card, note: Callable[[Variant], Any]) -> None:
     """Call `note` with every variant that an engine of `settings` launches on a `card`, once each, as it is found.
-
-    Includes the checks at start, prompts longer than the graphs, the encoding of voices, and the watching of heads.
-    """
+    Includes the checks at start, prompts longer than the graphs, the encoding of voices, and the watching of heads."""
     config = settings.config.resolve()
     prefills = (*config.prefill_buckets, *config.long_prefills)
     config = dataclasses.replace(config, prefill_buckets=prefills, codec_device="", is_eager=True)
@@ -80,8 +77,7 @@ def compile_kernels(
     Returns None if a valid record exists. `tell` gets the number of variants done, their total, the variant and its
     result. A variant that fails is compiled again, alone; only if it fails for the same reason it is recorded as an
     error of this card. Waits for any other process that compiles the same. Raises `OSError` if the cache cannot be
-    written, and what the model raises.
-    """
+    written, and what the model raises."""
     cache = KernelCache(settings, card)
     with cache.alone():
         misfits = cache.misfits
@@ -122,9 +118,7 @@ def _stages(settings: WorkerSettings) -> Iterator[WorkerSettings]:
 
 class _Work:
     """Compiles variants in `pool`, once each and in order, noting them in `cache`.
-
-    `entries` are (kernel, entry of Triton's cache) pairs, `failed` maps variants to their failures.
-    """
+    `entries` are (kernel, entry of Triton's cache) pairs, `failed` maps variants to their failures."""
 
     def __init__(self, pool: Executor, card: Card, cache: KernelCache) -> None:
         self.entries: list[tuple[str, str]] = []

@@ -1,8 +1,7 @@
 """Builds the host launchers of compiled kernels ahead of time. Knows no kernel.
 
 Up to version 3.6, Triton compiles a C launcher for each signature at its first launch, .4 s each, one after the other.
-Later versions need none.
-"""
+Later versions need none."""
 
 from __future__ import annotations
 
@@ -29,9 +28,7 @@ _CUDA = "libcuda.so.1"
 
 def build_launcher(compiled: Any) -> None:
     """Build the launcher of `compiled`, a result of `triton.compile` for an NVIDIA GPU, into Triton's cache.
-
-    Needs no GPU. Logs a warning if that fails: Triton tries again at the launch.
-    """
+    Needs no GPU. Logs a warning if that fails: Triton tries again at the launch."""
     driver = importlib.import_module("triton.backends.nvidia.driver")
     if not hasattr(driver, "make_launcher"):
         return

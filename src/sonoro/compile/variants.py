@@ -1,8 +1,7 @@
 """Kernel variants as data: recorded at launches on torch's "meta" device, and compiled for a GPU that may be absent.
 
 A variant is what Triton compiles once: a kernel with its constants, argument types, specializations and launch options.
-Knows no kernel.
-"""
+Knows no kernel."""
 
 from __future__ import annotations
 
@@ -47,11 +46,9 @@ _MESSAGE_LENGTH = 300
 
 class Variant(NamedTuple):
     """A compiled form of a kernel; equal variants are compiled once.
-
     `kernel`: "module:name". `signature`: argument types by name. `constants`: (path, value) of compile-time arguments.
     `attributes`: (path, facts) of the others, such as divisibility by 16. `options`: launch options that differ from
-    the target's defaults, such as num_warps. A path is the argument's index, then the indices within a tuple.
-    """
+    the target's defaults, such as num_warps. A path is the argument's index, then the indices within a tuple."""
 
     kernel: str
     signature: tuple[tuple[str, Any], ...]
@@ -62,9 +59,7 @@ class Variant(NamedTuple):
 
 class Compiled(NamedTuple):
     """The result of compiling a variant: its folder in Triton's cache, `entry`, or an `error`.
-
-    `shared_bytes` per block; `registers` and `spilled_bytes` per thread, -1 if not measured.
-    """
+    `shared_bytes` per block; `registers` and `spilled_bytes` per thread, -1 if not measured."""
 
     entry: str
     error: str = ""
@@ -213,10 +208,8 @@ def _constant(value: Any) -> Any:
 
 def compile_variant(variant: Variant, card: Card, *, is_measured: bool = False) -> Compiled:
     """Compile `variant` for `card` into Triton's cache, if it is not there.
-
     `is_measured` adds the registers and spills, for which the variant must not be in the cache. Raises `OSError` if the
-    cache cannot be written; any other failure is the result's `error`.
-    """
+    cache cannot be written; any other failure is the result's `error`."""
     target, log = GPUTarget(*card.target), io.StringIO()
     try:
         with triton.knobs.nvidia.scope(), contextlib.redirect_stdout(log):
@@ -248,7 +241,6 @@ def _taken(assembly: dict[str, Any], log: str) -> tuple[int, int]:
 
 def count_compiled(counts: Counter[str]) -> None:
     """From now on count in `counts`, by kernel, the variants that this process compiles at their launch.
-
     Logs a warning with the time of each: it is missing in the list of variants, or could not be compiled ahead of time.
     """
 

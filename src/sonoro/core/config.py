@@ -1,7 +1,6 @@
 """The engine's configuration: declared here once, validated when constructed, read from YAML.
 
-The only module that reads or sets environment variables. Knows no model.
-"""
+The only module that reads or sets environment variables. Knows no model."""
 
 from __future__ import annotations
 

@@ -16,8 +16,7 @@
         ├── EngineClosed
         └── EngineCrashed         its process ended unexpectedly
 
-Each carries a stable `code` for programs and a message for people. Nothing here knows HTTP or a terminal.
-"""
+Each carries a stable `code` for programs and a message for people. Nothing here knows HTTP or a terminal."""
 
 from __future__ import annotations
 
@@ -163,9 +162,7 @@ def without_addresses(text: str) -> str:
 @contextmanager
 def border(tell: Callable[[Exception], object]) -> Iterator[None]:
     """A context that no `Exception` leaves, for the borders of a request, a process or a check.
-
-    An exception ends the block and is passed to `tell` within the handler, which may log it or raise another.
-    """
+    An exception ends the block and is passed to `tell` within the handler, which may log it or raise another."""
     try:
         yield
     except Exception as error:

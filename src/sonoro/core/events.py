@@ -1,8 +1,7 @@
 """What an engine reports of a request's text: words with their times, and faults. Knows no model and no attention.
 
 Times are seconds from the first sample of the request, at the model's tempo; `at_speed` converts them for audio that is
-played faster or slower.
-"""
+played faster or slower."""
 
 from __future__ import annotations
 
@@ -14,7 +13,6 @@ import msgspec
 
 class Word(msgspec.Struct, frozen=True, kw_only=True):
     """A word as written, `text[start:end]` without surrounding punctuation, and when it is spoken.
-
     In scripts without spaces, a single character. `is_estimated`: the accuracy of the model's times was not measured.
     """
 
@@ -35,7 +33,6 @@ stayed at one position; `straying`: the attention left its path, as when words a
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """Characters `start` to `end` of the text were probably not spoken as written, in attempt number `attempt`, from 0;
     words that are spoken alone after the last attempt belong to it.
-
     `spoken_again`: its audio was not sent, and another attempt follows. `continued_at`: the next attempt continues
     from that character: it was broken off while it played, or was the last and did not reach what follows there."""
 

@@ -1,7 +1,6 @@
 """The format of logs: one line per event with time and level, as text or as JSON.
 
-Messages are written as `event=NAME key=value ...`; the keys become those of the JSON. Knows no event.
-"""
+Messages are written as `event=NAME key=value ...`; the keys become those of the JSON. Knows no event."""
 
 from __future__ import annotations
 
@@ -33,10 +32,8 @@ _GIVEN = "sonoro_fields"
 
 class LineFormatter(logging.Formatter):
     """Formats a record as a line: time (UTC), level, event and fields; records of other packages have the event `log`.
-
     Memory addresses are removed. Exception messages are printed only for loggers of `sonoro`: elsewhere they may quote
-    a client's text, and only the stack and the class are printed.
-    """
+    a client's text, and only the stack and the class are printed."""
 
     def __init__(self, *, is_json: bool = False) -> None:
         super().__init__()
@@ -176,10 +173,8 @@ class LineHandler(logging.Handler):
 
 def configure_logging(level: int, *, is_json: bool = False, stream: TextIO | None = None) -> None:
     """Log `level` and above to stderr (or `stream`); from other packages only warnings and above.
-
     Debug logs of other packages hold what clients write. May be called again. Does nothing if the root logger already
-    has other handlers.
-    """
+    has other handlers."""
     root = logging.getLogger()
     if any(not isinstance(handler.formatter, LineFormatter) for handler in root.handlers):
         return

@@ -1,8 +1,7 @@
 """Wire types shared by all processes: requests, audio and other events, and the description of a model.
 
 Imports no torch and knows no model. A `SpeechRequest` is validated when it is constructed, and once against the model
-by `ModelSpec.resolve`; nothing downstream checks again.
-"""
+by `ModelSpec.resolve`; nothing downstream checks again."""
 
 from __future__ import annotations
 
@@ -69,10 +68,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True):
     """A recording of a voice to clone, with its transcript in `text`; made by `sonoro.audio.references.read_reference`.
-
     `pcm` is mono float32 little-endian at `sample_rate`. `digest`, the SHA-256 of `pcm`, is computed once, in at most
-    20 ms, and sent along.
-    """
+    20 ms, and sent along."""
 
     pcm: bytes
     sample_rate: int
@@ -117,8 +114,7 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
     by itself: that is a fault, and the text goes on. By default `attempts` is 1, or 2 if `on_fault` needs it, and
     `on_fault` "retry" if `attempts` is above 1, else "mark".
     `with_words` asks for word times, if the model gives them.
-    `is_resolved`: validated and completed by `ModelSpec.resolve`, once, where the request came in.
-    """
+    `is_resolved`: validated and completed by `ModelSpec.resolve`, once, where the request came in."""
 
     id: str
     text: str
@@ -216,8 +212,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     `hop`: samples per frame. `max_frames`: bound of a segment. `sampling` has no None. `speaker_embedding_size`: 0 if
     the model takes no embeddings. `text_normalizer`: "english" if the model reads only what `normalize_english`
     writes, with `respellings`. `attempts`: the default where audio is returned whole. `voice_aliases`: further names,
-    in lower case, of `voices`. `lead_in`: samples of silence at the start, fewer than `hop`, which are cut.
-    """
+    in lower case, of `voices`. `lead_in`: samples of silence at the start, fewer than `hop`, which are cut."""
 
     name: str
     sample_rate: int
@@ -247,10 +242,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def resolve(self, request: SpeechRequest, registered: Mapping[str, str] = MappingProxyType({})) -> SpeechRequest:
         """Validate `request` against this model and fill in its defaults (voice, language, sampling, options).
-
         `registered` maps the names of registered voices to their digests. Raises `InvalidRequest` (or a subclass) for
-        what this model cannot do. Called once per request, where it comes in.
-        """
+        what this model cannot do. Called once per request, where it comes in."""
         assert not request.is_resolved, "a request is resolved once"
         voice = self._voice(request, registered)
         if request.instructions is not None and not self.accepts_instructions:
@@ -347,10 +340,8 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
 
 class AudioChunk(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Consecutive audio of one request: PCM16 little-endian mono; `index` counts from 0.
-
     `characters`: characters of the text spoken by its end, as in `Finished`. `words`: those whose times became final
-    with this chunk; they may begin before it. None if the request does not ask for words or the model gives none.
-    """
+    with this chunk; they may begin before it. None if the request does not ask for words or the model gives none."""
 
     request_id: str
     index: int
@@ -361,11 +352,9 @@ class AudioChunk(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The end of a request, after its last `AudioChunk`. `frames`: frames sent as audio.
-
     `characters`: characters of the text spoken in them, exact at the end of a segment (so all of the text after
     `stop`), else an estimate. `words`: those not sent with a chunk. `faults`: parts probably not spoken as written, if
-    words are asked for or attempts are above 1.
-    """
+    words are asked for or attempts are above 1."""
 
     request_id: str
     reason: FinishReason

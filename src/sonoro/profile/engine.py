@@ -1,7 +1,6 @@
 """Throughput and latency of an engine process without HTTP, by concurrency: `sonoro bench engine`.
 
-A closed loop: each of C clients sends a request, listens to its end and sends the next.
-"""
+A closed loop: each of C clients sends a request, listens to its end and sends the next."""
 
 from __future__ import annotations
 
@@ -56,9 +55,7 @@ class EngineBench(Launched):
 
 def run(bench: EngineBench) -> dict[str, Any]:
     """Run all levels, print the table, and return the contents of the results file.
-
-    A level with a failed request keeps its measurements and the error; `EngineError` is raised at the end.
-    """
+    A level with a failed request keeps its measurements and the error; `EngineError` is raised at the end."""
     return asyncio.run(_run(bench))
 
 

@@ -1,7 +1,6 @@
 """Time of one frame at each batch size, and its bandwidth floor: `sonoro bench frame`.
 
-The requests of a batch have real prompts, and have generated frames up to the context they are timed at.
-"""
+The requests of a batch have real prompts, and have generated frames up to the context they are timed at."""
 
 from __future__ import annotations
 
@@ -68,9 +67,7 @@ class FrameBench(Subject):
 
 def run(bench: FrameBench, loaded: LoadedModel | None = None) -> dict[str, Any]:
     """Time the model of `bench`, or `loaded`; print the table, and return the contents of the results file.
-
-    A measurement that fails leaves its error in its row; `EngineError` is raised at the end.
-    """
+    A measurement that fails leaves its error in its row; `EngineError` is raised at the end."""
     if loaded is None:
         how = {"load_format": bench.load_format, "quantization": bench.quantization or "none"}
         loaded = registry.load(bench.model, device=bench.device, dtype=bench.dtype, **how)
@@ -130,9 +127,7 @@ class Script:
     @classmethod
     def of(cls, model: SpeechModel, context: int, stepped: int = _STEPPED) -> Script:
         """The script with the longest prompt that leaves room for the timed frames around `context`.
-
-        Raises `ConfigError` naming `context` if the shortest prompt is too long.
-        """
+        Raises `ConfigError` naming `context` if the shortest prompt is too long."""
         first = context - stepped // 2
         references = speech_request(model.spec, 0, _WORD, 1).references
         voice = model.encode_voice(references) if references and isinstance(model, CloningModel) else None

@@ -3,8 +3,7 @@
 A model folder's `official.py` runs there: `PYTHON official.py FOLDER ASKED.json MADE.npz`. ASKED: `text`, `frames` (at
 most), `voice`, `language`, `instructions`, `repetition_penalty`, `device` and, if frames are patches, their `noise`
 [T, P, D]. MADE, greedy in float32: `options` (JSON) of the equivalent request, `positions` of the prompt, the first
-`decision` [V] (logits, or hidden states), `frames` [T, ...] and their `audio` [S].
-"""
+`decision` [V] (logits, or hidden states), `frames` [T, ...] and their `audio` [S]."""
 
 from __future__ import annotations
 
@@ -60,10 +59,8 @@ def why_not(loaded: LoadedModel) -> str:
 
 def compare(loaded: LoadedModel, folder: Path, python: str, text: str, frames: int) -> Comparison:
     """Run `text` with `loaded`, in float32, and with the official package, and compare. Synchronises.
-
     Call it in inference mode, with the codec settled in float32. Raises `EngineError` with the end of the official
-    package's stderr if it fails.
-    """
+    package's stderr if it fails."""
     spec, is_patch = loaded.model.spec, allocate(loaded, 1).frames.is_floating_point()
     asked = SpeechRequest(
         id="official",

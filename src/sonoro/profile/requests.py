@@ -37,8 +37,7 @@ class Subject:
 @dataclass(frozen=True)
 class Launched(Subject):
     """A model launched in an engine process: with `config`, or the defaults if None. `factory` as in
-    `sonoro.transport.messages.WorkerSettings`.
-    """
+    `sonoro.transport.messages.WorkerSettings`."""
 
     config: EngineConfig | None = None
     factory: str = DEFAULT_FACTORY
@@ -53,9 +52,7 @@ class Launched(Subject):
 def speech_request(spec: ModelSpec, number: int, text: str, frames: int) -> SpeechRequest:
     """A resolved request for exactly `frames` frames of `text`, with `number` as id and seed, in the model's first
     voice.
-
-    A model that only clones gets 3 s of noise as reference.
-    """
+    A model that only clones gets 3 s of noise as reference."""
     is_described = "described" in spec.voice_modes and spec.accepts_instructions
     references: tuple[Reference, ...] = ()
     if "named" not in spec.voice_modes and "cloned" in spec.voice_modes:

@@ -23,9 +23,7 @@ _POSITIONS, _PAGE_POSITIONS, _TOKENS, _BUCKET = 2048, 32, 2048, 128
 class Spoken(NamedTuple):
     """Results of a batch, on the CPU: frames [B, T, ...], audio [B, S], and the logits [B, V] of every decision of the
     first frame (eager runs only).
-
-    `positions`: length of each prompt. `captured`: number of graphs used; `uncaptured`: errors of failed captures.
-    """
+    `positions`: length of each prompt. `captured`: number of graphs used; `uncaptured`: errors of failed captures."""
 
     frames: Tensor
     audio: Tensor
@@ -43,10 +41,8 @@ def allocate(loaded: LoadedModel, frames: int, text_ids: int = 1) -> Any:
 
 def speak(loaded: LoadedModel, requests: Sequence[SpeechRequest], frames: int, *, is_eager: bool = True) -> Spoken:
     """Run `frames` frames of up to `SLOTS` requests in one batch. Synchronises.
-
     Call it in inference mode, on a stream that can be captured. `is_eager` uses no graphs, and runs prompts and first
-    frame once more to record the decisions.
-    """
+    frame once more to record the decisions."""
     model, slots, width = loaded.model, list(range(len(requests))), _POSITIONS // _PAGE_POSITIONS
     prompts = _prompts(loaded, requests)
     state = allocate(loaded, frames, max(1, *(prompt.text_ids for prompt in prompts)))

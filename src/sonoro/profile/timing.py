@@ -15,9 +15,7 @@ _COPY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 26}
 
 def times_ms(work: Callable[[], Any], repeats: int, device: torch.device) -> list[float]:
     """Times of `repeats` calls of `work`, in ms, launched back to back on the current stream. Synchronises.
-
-    If launching takes longer than the device needs, the launch time is measured.
-    """
+    If launching takes longer than the device needs, the launch time is measured."""
     if device.type != "cuda":
         marks = [time.perf_counter()]
         for _ in range(repeats):

@@ -2,8 +2,7 @@
 
 For each weight shape and number of rows, the plans with the best estimates are timed in a CUDA graph, over weights that
 exceed the L2 cache; then variations of the best. Kernels are compiled beforehand, on all cores. Each shape is written
-when it is done, and an interrupted run resumes with the next.
-"""
+when it is done, and an interrupted run resumes with the next."""
 
 from __future__ import annotations
 
@@ -97,7 +96,6 @@ def parse_shape(text: str) -> tuple[tuple[int, int], bool]:
 
 def run(tuning: TuneSettings, device: torch.device, say: Callable[[str], None], bench: Bench | None = None) -> Path:
     """Measure, report progress to `say`, and write the file, which the next start reads; returns its path.
-
     Forks compiler processes: the caller must have no other thread, and must not have used a GPU. Raises `ConfigError`
     for a device that is no GPU, or not there, weights that it has no units for, and a file that is none of plans."""
     if bench is not None:

@@ -1,8 +1,7 @@
 """`sonoro verify`: every check of one model on one machine, as a table and a file; to be run first with released
 weights.
 
-A failed check does not stop the others.
-"""
+A failed check does not stop the others."""
 
 from __future__ import annotations
 
@@ -71,11 +70,9 @@ class Verification(Subject):
 
 def run(wanted: Verification) -> dict[str, Any]:
     """Run all checks, print and write the report, and return it.
-
     Raises `EngineError` at the end if a check failed: a kernel disagrees with its reference, a sample is not finite, a
     graph differs from eager, frames differ from the official ones in float32, or a check raised. Errors of loading are
-    raised at once.
-    """
+    raised at once."""
     started_s = time.perf_counter()
     quantization = wanted.quantization or "none"
     config = replace(CONFIG, codec_dtype=wanted.codec_dtype, quantization=quantization)
