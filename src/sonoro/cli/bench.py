@@ -9,22 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sonoro.cli.common import (
-    Commit,
-    Config,
-    DataType,
-    Device,
-    Eager,
-    LoadFormat,
-    Model,
-    Quantization,
-    fields_of,
-    json_object,
-    number,
-    numbers,
-    range_of,
-    show,
-)
+from sonoro.cli import common
+from sonoro.cli.common import fields_of, json_object, number, numbers, range_of, show
 from sonoro.core.errors import ConfigError, EngineError, OutputError
 
 if TYPE_CHECKING:
@@ -71,14 +57,14 @@ def frame(
     *,
     batch: Annotated[Any, numbers("batch", "batch sizes")] = "1,8,32,64,128,256",
     context: Annotated[int, number("context", int, "positions in the KV cache")] = 512,
-    is_eager: Eager = False,
-    model: Model = None,
-    load_format: LoadFormat = "auto",
-    device: Device = "auto",
-    dtype: DataType = None,
-    quantization: Quantization = None,
+    is_eager: common.Eager = False,
+    model: common.Model = None,
+    load_format: common.LoadFormat = "auto",
+    device: common.Device = "auto",
+    dtype: common.DataType = None,
+    quantization: common.Quantization = None,
     out: _Out = None,
-    commit: Commit = None,
+    commit: common.Commit = None,
 ) -> None:
     """Time a decode step and its codec by batch size, beside the lower bound of reading the weights."""
     given = locals()
@@ -94,19 +80,19 @@ def engine(
         Any, numbers("concurrency", "levels of concurrent clients, measured in turn")
     ] = "1,8,32,64,128,256",
     frames: _Frames = "30-90",
-    is_eager: Eager = False,
+    is_eager: common.Eager = False,
     slots: Annotated[int | None, number("slots", int, "requests that run at once; default: the clients")] = None,
-    config: Config = None,
+    config: common.Config = None,
     duration_s: Annotated[float, number("duration", float, "seconds of a level")] = 8.0,
     warm_up_s: Annotated[float, number("warm_up", float, "seconds of warm-up at its start")] = 2.0,
     seed: Annotated[int, number("seed", int, "for lengths and texts")] = 0,
-    model: Model = None,
-    load_format: LoadFormat = "auto",
-    device: Device = "auto",
-    dtype: DataType = None,
-    quantization: Quantization = None,
+    model: common.Model = None,
+    load_format: common.LoadFormat = "auto",
+    device: common.Device = "auto",
+    dtype: common.DataType = None,
+    quantization: common.Quantization = None,
     out: _Out = None,
-    commit: Commit = None,
+    commit: common.Commit = None,
 ) -> None:
     """Time requests to an engine process, without HTTP, by the number of concurrent clients."""
     given = locals()
@@ -149,7 +135,7 @@ def serve(
     frames: _Frames = None,
     facts: _Facts = "{}",
     out: _Out = None,
-    commit: Commit = None,
+    commit: common.Commit = None,
 ) -> None:
     """Load a server of OpenAI's speech API, and time its responses."""
     _load_server(plot, compare, locals())
@@ -216,7 +202,7 @@ def live(
     frames: _Frames = None,
     facts: _Facts = "{}",
     out: _Out = None,
-    commit: Commit = None,
+    commit: common.Commit = None,
 ) -> None:
     """Time live text sent word by word, compared with whole text, and the latency of cancelling."""
     given = locals()

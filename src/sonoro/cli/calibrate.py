@@ -30,11 +30,10 @@ def calibrate(
 
     loaded = registry.load(model, device=device, dtype=dtype, load_format=load_format)
     folder = registry.locate(model) if load_format == "auto" else None
-    if output is None and folder is None:
-        raise ConfigError("output", None, "name a file: the model has no folder")
+    ConfigError.unless(bool(output or folder), "output", None, "name a file: the model has no folder")
     file = output or word_heads.heads_file(folder or Path())
-    if output is None and word_heads.is_measured(loaded.model):
-        raise ConfigError("output", None, f"{file} was measured: name another file")
+    is_kept = output is None and word_heads.is_measured(loaded.model)
+    ConfigError.unless(not is_kept, "output", None, f"{file} was measured: name another file")
     check_place(file)
     found = word_heads.calibrate(loaded.model, voice=voice)
     for layout, judged in found.judged.items():

@@ -40,18 +40,16 @@ def compile_command(
     from sonoro.server.config import read_sections
     from sonoro.transport.messages import WorkerSettings
 
-    if processes is not None and processes < 1:
-        raise ConfigError("processes", processes, "it must be at least 1")
+    ConfigError.unless(processes is None or processes >= 1, "processes", processes, "it must be at least 1")
     card = card_named(device_name) if device_name is not None else current_card()
     engine = read_sections(config)[0] if config else EngineConfig()
     engine = engine.over(slots=slots, codec_dtype=codec_dtype, quantization=quantization)
 
     def tell(done: int, count: int, variant: Variant, compiled: Compiled) -> None:
         kernel = variant.kernel.rpartition(":")[2]
-        too_large = compiled.shared_bytes > card.shared_bytes
-        what = compiled.error or (
-            f"takes {compiled.shared_bytes} bytes of shared memory, too many" if too_large else ""
-        )
+        what = compiled.error
+        if not what and compiled.shared_bytes > card.shared_bytes:
+            what = f"takes {compiled.shared_bytes} bytes of shared memory, too many"
         show(f"{done}/{count} {kernel}" + (f": {what}" if what else ""))
 
     settings = WorkerSettings(model=model, device="cuda", dtype=dtype, config=engine)

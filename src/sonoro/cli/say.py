@@ -22,19 +22,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from sonoro.api import TTS, AudioPiece, RequestFields, listen, speech_request
 from sonoro.api_audio import make_captions
 from sonoro.audio.files import FORMATS, STDOUT, STREAMABLE_FORMATS, AudioWriter, check_place, output_format
-from sonoro.cli.common import (
-    FAILURE,
-    CodecType,
-    Config,
-    DataType,
-    Device,
-    LoadFormat,
-    Model,
-    Quantization,
-    Stopped,
-    number,
-    show,
-)
+from sonoro.cli import common
+from sonoro.cli.common import FAILURE, Stopped, number, show
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import InvalidReference, InvalidRequest, OutputError
 from sonoro.core.events import Fault, Word
@@ -90,7 +79,7 @@ def say(
     words: Annotated[Path | None, typer.Option(help="write word times to this file, as JSON")] = None,
     force: Annotated[bool, typer.Option("--force", help="replace files that exist; out.wav always is")] = False,
     progress: _Progress = None,
-    model: Model = None,
+    model: common.Model = None,
     voice: Annotated[str | None, typer.Option(help="a voice of the model; `sonoro voices` lists them")] = None,
     language: Annotated[str | None, typer.Option(help="a language of the model, or auto")] = None,
     instructions: Annotated[str | None, typer.Option(help="how to speak, or who speaks, in words")] = None,
@@ -108,12 +97,12 @@ def say(
     repetition_penalty: _Repetition = None,
     max_frames: _MaxFrames = None,
     option: Annotated[list[str] | None, typer.Option(help="NAME=VALUE, an option of the model (see info)")] = None,
-    device: Device = "auto",
-    dtype: DataType = None,
-    codec_dtype: CodecType = None,
-    quantization: Quantization = None,
-    load_format: LoadFormat = "auto",
-    config: Config = None,
+    device: common.Device = "auto",
+    dtype: common.DataType = None,
+    codec_dtype: common.CodecType = None,
+    quantization: common.Quantization = None,
+    load_format: common.LoadFormat = "auto",
+    config: common.Config = None,
 ) -> int:
     """Speak TEXT into a file.
 

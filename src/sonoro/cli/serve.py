@@ -15,19 +15,8 @@ import typer
 import yaml
 from typer.models import OptionInfo
 
-from sonoro.cli.common import (
-    CodecType,
-    DataType,
-    Device,
-    Eager,
-    LoadFormat,
-    NamedModel,
-    Quantization,
-    fields_of,
-    flag,
-    number,
-    show,
-)
+from sonoro.cli import common
+from sonoro.cli.common import fields_of, flag, number, show
 from sonoro.core.config import EngineConfig, log_as_json, log_level
 from sonoro.core.errors import ConfigError
 from sonoro.core.logs import configure_logging
@@ -72,17 +61,17 @@ def _of(name: str) -> OptionInfo:
 
 
 def serve(  # noqa: PLR0917
-    model: NamedModel = None,
-    device: Device = "auto",
+    model: common.NamedModel = None,
+    device: common.Device = "auto",
     devices: _Devices = None,
     codec_device: _CodecDevice = None,
-    dtype: DataType = None,
-    codec_dtype: CodecType = None,
-    quantization: Quantization = None,
-    load_format: LoadFormat = "auto",
+    dtype: common.DataType = None,
+    codec_dtype: common.CodecType = None,
+    quantization: common.Quantization = None,
+    load_format: common.LoadFormat = "auto",
     config: Annotated[Path | None, typer.Option(help="YAML file with the sections engine and server")] = None,
     slots: Annotated[int | None, number("slots", int, "requests that the engine runs at once")] = None,
-    is_eager: Eager = None,
+    is_eager: common.Eager = None,
     is_ready_early: _ReadyEarly = None,
     voices_folder: _VoicesFolder = None,
     print_config: _PrintConfig = False,

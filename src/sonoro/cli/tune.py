@@ -28,8 +28,8 @@ def tune(
     from sonoro.core.errors import ConfigError
     from sonoro.profile.tune import TuneSettings, parse_shape, run
 
-    if quantization not in QUANTIZATIONS:
-        raise ConfigError("quantization", quantization, "it must be " + " or ".join(QUANTIZATIONS))
+    limit = "it must be " + " or ".join(QUANTIZATIONS)
+    ConfigError.unless(quantization in QUANTIZATIONS, "quantization", quantization, limit)
     settings = TuneSettings(tuple(parse_shape(text) for text in shape or ()), output, quantization)
     try:
         measured = torch.device(device)
