@@ -14,7 +14,7 @@ from typing import Any
 
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError, EngineError, SonoroError
-from sonoro.core.types import AudioChunk
+from sonoro.core.types import AudioChunk, SpeechRequest
 from sonoro.profile.report import Report, has_gpu
 from sonoro.profile.requests import Launched, speech_request
 from sonoro.transport.client import EngineClient
@@ -147,10 +147,7 @@ class _Level:
 
     async def _listen(self) -> None:
         """Send one request and play it to its end. TTFP counts only if it was sent after the warm-up."""
-        spec, bench = self._client.spec, self._bench
-        words = self._random.choices(_WORDS, k=self._random.randint(4, 20))
-        frames = self._random.randint(*bench.frames)
-        request = speech_request(spec, next(self._numbers), " ".join(words), frames)
+        spec, request = self._client.spec, self._request()
         was_counting, listener = self._is_counting, Listener(time.perf_counter(), spec.sample_rate)
         async for event in self._client.stream(request):
             now_s = time.perf_counter()
@@ -161,9 +158,15 @@ class _Level:
                     self._underruns += ran_out
                 if is_first and was_counting:
                     self._ttfp_ms.append(1000 * (now_s - listener.sent_at_s))
-            elif event.frames != frames:
-                raise EngineError(f"{request.id} ended after {event.frames} of {frames} frames: {event.reason}")
+            elif event.frames != request.max_frames:
+                ended = f"{request.id} ended after {event.frames} of {request.max_frames} frames"
+                raise EngineError(f"{ended}: {event.reason}")
         self._requests += self._is_counting
+
+    def _request(self) -> SpeechRequest:
+        words = self._random.choices(_WORDS, k=self._random.randint(4, 20))
+        frames = self._random.randint(*self._bench.frames)
+        return speech_request(self._client.spec, next(self._numbers), " ".join(words), frames)
 
     def _row(self, before: Stats, after: Stats, counted_s: float) -> dict[str, Any]:
         row: dict[str, Any] = {

@@ -7,7 +7,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,7 +30,7 @@ from sonoro.models.base import (
 from sonoro.models.shared.codec_choice import dtype_name
 from sonoro.profile.report import Report
 from sonoro.profile.requests import Subject, speech_request
-from sonoro.profile.timing import copy_bandwidth, median_ms
+from sonoro.profile.timing import copy_bandwidth, median_ms, on_stream
 from sonoro.runtime.graphs import GraphPool, GraphSet
 from sonoro.runtime.kernels import fallbacks
 from sonoro.runtime.ring import upload
@@ -72,10 +72,7 @@ def run(bench: FrameBench, loaded: LoadedModel | None = None) -> dict[str, Any]:
         how = {"load_format": bench.load_format, "quantization": bench.quantization or "none"}
         loaded = registry.load(bench.model, device=bench.device, dtype=bench.dtype, **how)
     is_gpu, is_eager = loaded.device.type == "cuda", bench.is_eager or loaded.device.type != "cuda"
-    if is_gpu:
-        torch.cuda.synchronize(loaded.device)  # the weights were made on another stream
-    stream = torch.cuda.stream(torch.cuda.Stream(loaded.device)) if is_gpu else nullcontext()
-    with stream, torch.inference_mode():
+    with on_stream(loaded.device):
         loaded.model.codec.settle("auto", _CHECKED_BATCH, CHUNK_FRAMES)
         script = Script.of(loaded.model, bench.context)
         bandwidth = copy_bandwidth(loaded.device)
@@ -136,14 +133,14 @@ class Script:
             prompt = replace(chosen, words=words).prompt(0, 1)
             if prompt.positions > first:
                 break
-            chosen = replace(
-                chosen, words=words, positions=prompt.positions, text_ids=prompt.text_ids, lead=first - prompt.positions
-            )
-        if not chosen.words:
-            least = prompt.positions + stepped // 2
-            raise ConfigError(
-                "context", context, f"at least {least}: the shortest prompt, and half of the timed frames"
-            )
+            sizes: dict[str, Any] = {
+                "positions": prompt.positions,
+                "text_ids": prompt.text_ids,
+                "lead": first - prompt.positions,
+            }
+            chosen = replace(chosen, words=words, **sizes)
+        limit = f"at least {prompt.positions + stepped // 2}: the shortest prompt, and half of the timed frames"
+        ConfigError.unless(chosen.words > 0, "context", context, limit)
         return chosen
 
     @property

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -13,9 +14,18 @@ import torch
 _COPY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 26}
 
 
+@contextmanager
+def on_stream(device: torch.device) -> Iterator[None]:
+    """A context with inference mode, and on a GPU a stream that can be captured."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # the weights were made on another stream
+    stream = torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()
+    with torch.inference_mode(), stream:
+        yield
+
+
 def times_ms(work: Callable[[], Any], repeats: int, device: torch.device) -> list[float]:
-    """Times of `repeats` calls of `work`, in ms, launched back to back on the current stream. Synchronises.
-    If launching takes longer than the device needs, the launch time is measured."""
+    """Times in ms of `repeats` calls of `work` launched back to back, or of launching if slower. Synchronises."""
     if device.type != "cuda":
         marks = [time.perf_counter()]
         for _ in range(repeats):

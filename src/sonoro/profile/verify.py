@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -32,6 +31,7 @@ from sonoro.profile import official
 from sonoro.profile.report import Report
 from sonoro.profile.requests import Subject, speech_request
 from sonoro.profile.spoken import CHUNK_FRAMES, SLOTS, Spoken, allocate, speak
+from sonoro.profile.timing import on_stream
 from sonoro.transport.messages import WorkerSettings
 
 PASSED, FAILED, REPORTED, LEFT_OUT = "passed", "FAILED", "reported", "left out"
@@ -109,8 +109,7 @@ def run(wanted: Verification) -> dict[str, Any]:
 
 
 def _report(wanted: Verification, loaded: LoadedModel, out: Path) -> Report:
-    name = loaded.model.spec.name
-    top = {"bench": "verify", "model": name, "arm": "graph", "dtype": dtype_name(loaded.dtype)}
+    top = {"bench": "verify", "model": loaded.model.spec.name, "arm": "graph", "dtype": dtype_name(loaded.dtype)}
     is_gpu = loaded.device.type == "cuda"
     report = Report(top, is_gpu=is_gpu, settings=wanted.settings, commit=wanted.commit, out=out)
     report.top["skipped"] = list(loaded.skipped)
@@ -122,16 +121,6 @@ def _missing_gib(parameters: int, device: torch.device) -> float:
     if device.type != "cuda":
         return 0.0
     return (4.8 * parameters - torch.cuda.mem_get_info(device)[0]) / 2**30
-
-
-@contextmanager
-def _active(device: torch.device) -> Iterator[None]:
-    """A context with inference mode, no TF32, and on a GPU a stream that can be captured."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)  # the weights were made on another stream
-    stream = torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()
-    with torch.inference_mode(), no_tf32(), stream:
-        yield
 
 
 class _Checks:
@@ -159,7 +148,7 @@ class _Checks:
         self.note("load", PASSED, f"{sum(loaded.parameters.values()):,} parameters on {loaded.device}")
         names = ", ".join(loaded.skipped[:6]) + ", ..." * (len(loaded.skipped) > 6)
         self.note("tensors skipped", REPORTED, f"{len(loaded.skipped)}" + f": {names}" * bool(names))
-        with _active(loaded.device):
+        with on_stream(loaded.device), no_tf32():
             with self.kept("codec"):
                 self._settle()
             with self.kept("graph and eager"):
@@ -177,7 +166,7 @@ class _Checks:
     def compare(self, spoken: Spoken, other: LoadedModel) -> None:
         """Compare `spoken` with `other`, the same model in another dtype, on the same requests and frames."""
         # References alone, so that no kernel of that dtype is compiled.
-        with _active(other.device), references_alone():
+        with on_stream(other.device), no_tf32(), references_alone():
             other.model.codec.settle("float32", 1, (1,))
             again, codec = speak(other, _requests(other), FRAMES), other.model.codec
             ratios = [snr_db(*pair) for pair in zip(spoken.decisions, again.decisions, strict=True)]
@@ -206,7 +195,7 @@ class _Checks:
             self.note("official package", LEFT_OUT, reason)
             return
         assert folder is not None
-        with self.kept("official package"), _active(wide.device), references_alone():
+        with self.kept("official package"), on_stream(wide.device), no_tf32(), references_alone():
             wide.model.codec.settle("float32", 1, (1,))
             found = official.compare(wide, folder, wanted.reference, SENTENCES[0], FRAMES)
             self.report.top["official"] = asdict(found)
@@ -233,9 +222,8 @@ class _Checks:
 
     def _graphs(self) -> Spoken:
         """Compare graphs with eager launches, bit for bit, at the same padded size."""
-        graph, eager = (
-            speak(self.loaded, _requests(self.loaded), FRAMES, is_eager=is_eager) for is_eager in (False, True)
-        )
+        requests = _requests(self.loaded)
+        graph, eager = (speak(self.loaded, requests, FRAMES, is_eager=is_eager) for is_eager in (False, True))
         is_same = torch.equal(graph.frames, eager.frames) and torch.equal(graph.audio, eager.audio)
         bits = "the same bits" if is_same else f"audio {snr_db(graph.audio, eager.audio):.1f} dB apart"
         what = f"{len(SENTENCES)} sentences of {FRAMES} frames, {graph.captured} graphs: {bits}"
@@ -276,14 +264,14 @@ class _Checks:
         checked = {op.name: op.difference for op in Operation.known if op.difference is not None}
         failed = {op.name: op.failure for op in Operation.known if op.failure != self._before.get(op, "")}
         self.report.top["kernels"], self.report.top["fallbacks"] = checked, fallbacks()
-        outcome, what = LEFT_OUT, "there is no GPU: the references serve"
         if failed:
-            outcome, what = FAILED, "; ".join(f"{name}: {why}" for name, why in failed.items())
+            self.note("kernels", FAILED, "; ".join(f"{name}: {why}" for name, why in failed.items()))
         elif checked:
             difference, name = max((difference, name) for name, difference in checked.items())
             agree = f"{len(checked)} agree with their references; furthest {name}, {difference:.2g} of the largest"
-            outcome, what = PASSED, agree
-        self.note("kernels", outcome, what)
+            self.note("kernels", PASSED, agree)
+        else:
+            self.note("kernels", LEFT_OUT, "there is no GPU: the references serve")
 
     def _sentences(self) -> None:
         """Speak the sentences with an engine, to their ends, and write them to files."""
