@@ -31,12 +31,8 @@ class Ask:
 
     def body(self, model: str, target: Target) -> dict[str, Any]:
         """The request's JSON: OpenAI's fields, ours for voice and length, overridden by `target.extra`."""
-        body: dict[str, Any] = {
-            "model": model,
-            "input": self.prompt.text,
-            "voice": target.voice,
-            "response_format": "pcm",
-        }
+        body: dict[str, Any] = {"model": model, "input": self.prompt.text, "voice": target.voice}
+        body["response_format"] = "pcm"
         if self.prompt.recording is not None:
             body |= self.prompt.recording.fields
         if self.frames is not None:

@@ -133,12 +133,11 @@ def facts_of_server(target: Target, listed: Mapping[str, Any], given: Mapping[st
 
 def run(bench: ServeBench) -> dict[str, Any]:
     """Load the server, print the results, and return the contents of the results file.
-    Failed requests are counted in their row. Raises `EngineError` if the first request fails, if a client process ends,
-    or, at the end, if all requests of a level failed."""
+    Raises `EngineError` if the first request or a client process fails, or at the end if a level had no success."""
     texts = cloned(prompts(bench.dataset), bench.ref, bench.ref_text, x_vector_only=bench.x_vector_only)
     top = asyncio.run(_first(bench, texts))
     report = Report(top, settings=bench.settings, commit=bench.commit, out=bench.out)
-    most = max(bench.shares(load) for load in bench.loads)
+    most = max(map(bench.shares, bench.loads))
     with Workers(most if most > 1 else 0) as workers:
         for load, duration_s in bench.levels:
             report.add(_measure(bench, top["model"], texts, (load, duration_s), workers))
@@ -187,11 +186,6 @@ def _measure(
     row: dict[str, Any] = {"mode": "open" if bench.rps else "closed", name: load, **figures(exchanges, level.window)}
     row["processes"] = shares
     if row["lag_p95_ms"] is not None and row["lag_p95_ms"] > MAX_LAG_MS:
-        _log.warning(
-            "%s=%g lag_p95_ms=%.1f is above %g: the client sent late, and may be what was measured",
-            name,
-            load,
-            row["lag_p95_ms"],
-            MAX_LAG_MS,
-        )
+        late = "%s=%g lag_p95_ms=%.1f is above %g: the client sent late, and may be what was measured"
+        _log.warning(late, name, load, row["lag_p95_ms"], MAX_LAG_MS)
     return row

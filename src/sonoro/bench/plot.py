@@ -59,7 +59,7 @@ def _draw_panel(axes: Axes, rows: list[tuple[str, Any]], arms: list[str], names:
         for style, name in zip(_LINES, names, strict=False):
             points = sorted((_load(row), row[name]) for of, row in rows if of == arm and row[name] is not None)
             if points:
-                label = f"{arm} {_percentile(name)}" if len(names) > 1 else None
+                label = f"{arm} {name.split('_')[1]}" if len(names) > 1 else None  # the percentile
                 axes.plot(*zip(*points, strict=True), style, color=f"C{color}", marker="o", markersize=4, label=label)
     ticks = sorted({_load(row) for _, row in rows})
     axes.set_xscale("log")
@@ -78,7 +78,3 @@ def _draw_panel(axes: Axes, rows: list[tuple[str, Any]], arms: list[str], names:
 def _load(row: Mapping[str, Any]) -> float:
     load: float = row["rps"] if row["mode"] == "open" else row["concurrency"]
     return load
-
-
-def _percentile(name: str) -> str:
-    return next((part for part in name.split("_") if part.startswith("p") and part[1:].isdigit()), "")

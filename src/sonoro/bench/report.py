@@ -64,27 +64,19 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, An
     pairs = [(row, later[load_of(row)]) for row in before["rows"] if load_of(row) in later]
     if not pairs:
         raise ConfigError("compare", [load_of(row) for row in after["rows"]], "the two files have no load in common")
-    rows = []
+    shown, rows = [], []
     for old, new in pairs:
-        row = {name: old[name] for name in _LOADS if name in old}
-        row |= {name: _gain(old.get(name), new.get(name), 1) for name in HIGHER_IS_BETTER}
-        row |= {name: _gain(old.get(name), new.get(name), -1) for name in LOWER_IS_BETTER}
-        rows.append(rounded(row))
+        load = {name: old[name] for name in _LOADS if name in old}
+        shown.append(load | {name: [old.get(name), new.get(name)] for name in _HEADLINES})
+        gains = {name: _gain(old.get(name), new.get(name), 1) for name in HIGHER_IS_BETTER}
+        gains |= {name: _gain(old.get(name), new.get(name), -1) for name in LOWER_IS_BETTER}
+        rows.append(rounded(load | gains))
     first, second = before["settings"], after["settings"]
-    differing = {
-        name: [first.get(name), second.get(name)]
-        for name in sorted({*first, *second})
-        if first.get(name) != second.get(name)
-    }
-    shown = [
-        {name: old[name] for name in _LOADS if name in old}
-        | {name: [old.get(name), new.get(name)] for name in _HEADLINES}
-        for old, new in pairs
-    ]
+    settings = {name: [first.get(name), second.get(name)] for name in sorted({*first, *second})}
     return {
         "bench": "serve",
         "compares": [before["model"], after["model"]],
-        "settings": differing,
+        "settings": {name: pair for name, pair in settings.items() if pair[0] != pair[1]},
         "before_after": shown,
         "improved_pct": rows,
     }

@@ -70,12 +70,15 @@ class Workers:
                 try:
                     received.append(pipe.recv())
                 except (EOFError, OSError) as error:
-                    number = self._pipes.index(pipe)
-                    self._processes[number].join(_END_S)
-                    code = self._processes[number].exitcode
-                    raise EngineError(f"client process {number} of {self._count} ended with code {code}") from error
+                    raise self._ended(self._pipes.index(pipe)) from error
                 waiting.remove(pipe)
         return received
+
+    def _ended(self, number: int) -> EngineError:
+        """The error about process `number`, which has ended."""
+        self._processes[number].join(_END_S)
+        code = self._processes[number].exitcode
+        return EngineError(f"client process {number} of {self._count} ended with code {code}")
 
 
 def _work(pipe: Connection) -> None:

@@ -149,9 +149,8 @@ class Compiling:
 @contextlib.contextmanager
 def compiling(settings: WorkerSettings, standby: Standby | None = None) -> Iterator[Compiling]:
     """Compile the kernels of an engine of `settings` in `standby`, or else a new process, during the body and beyond.
-    Each launch in this process waits for its own kernel alone; what it still compiles itself is counted (see
-    `count_compiled`). Does nothing without a GPU or Triton, for a model of another factory, or if the record is valid.
-    If the body raises, the compiler is killed."""
+    Each launch in this process waits for its own kernel alone; what it compiles itself is counted. Does nothing without
+    a GPU or Triton, for a model of another factory, or if the record is valid. If the body raises, it is killed."""
     if not _has_kernels(settings):
         if standby is not None:
             standby.drop()

@@ -8,10 +8,9 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
+import os
 import shutil
 import subprocess
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from sonoro.core.config import kernel_cache_folder
@@ -51,11 +50,10 @@ def _link_with_cuda(driver: Any) -> None:
         folder = kernel_cache_folder() / "sonoro" / "linked"
         if not (folder / _CUDA).is_file():
             folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder) as part:
-                source, library = Path(part) / "empty.c", Path(part) / _CUDA
-                source.touch()
-                subprocess.run([_compiler(), "-shared", f"-Wl,-soname,{_CUDA}", "-o", library, source], check=True)
-                library.replace(folder / _CUDA)
+            part = folder / f"{os.getpid()}.so"
+            options = ["-shared", f"-Wl,-soname,{_CUDA}", "-o", str(part), "-x", "c", os.devnull]
+            subprocess.run([_compiler(), *options], check=True)
+            part.replace(folder / _CUDA)
         triton.knobs.nvidia.libcuda_path = str(folder)
         # Without a driver no launcher can be loaded; Triton would warn of each.
         logging.getLogger("triton.runtime.build").disabled = True

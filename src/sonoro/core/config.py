@@ -225,10 +225,10 @@ class EngineConfig(Settings):
         if self.pages:
             self._check("pages", self.pages_per_slot, 100_000_000, "one request of max_positions must fit")
         self._check("prefill_tokens", self.max_positions - 1, 1_000_000, "the longest prompt must fit into a tick")
-        chunks, device = self.chunk_frames, self.codec_device
+        chunks = self.chunk_frames
         ConfigError.unless(bool(chunks), "chunk_frames", chunks, "it must hold at least one length")
-        is_device = re.fullmatch(r"(cpu|cuda:[0-9]{1,3})?", device) is not None
-        ConfigError.unless(is_device, "codec_device", device, 'it must be empty, cpu, or a GPU as "cuda:1"')
+        is_device = re.fullmatch(r"(cpu|cuda:[0-9]{1,3})?", self.codec_device) is not None
+        ConfigError.unless(is_device, "codec_device", self.codec_device, 'it must be empty, cpu, or a GPU as "cuda:1"')
         if self.max_shared_bytes:
             self._check("max_shared_bytes", 16_384, 1_048_576)
         largest = {"frame_batches": self.slots, "prefill_buckets": self.prefill_tokens}
