@@ -39,6 +39,8 @@ def test_first_bytes_of_every_format_come_before_the_last_frame() -> None:
             async def arrivals(format: str) -> list[float]:
                 started_s = time.perf_counter()
                 async with server.http.stream("POST", SPEECH, json={**LASTING, "response_format": format}) as answer:
+                    # So that nginx passes on what has come.
+                    assert answer.headers["x-accel-buffering"] == "no"
                     return [time.perf_counter() - started_s async for part in answer.aiter_raw() if part]
 
             for times in await asyncio.gather(*map(arrivals, formats)):
