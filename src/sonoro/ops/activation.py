@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sonoro.ops.dispatch import Operation
-from sonoro.ops.norm import has_pdl, pdl_options
+from sonoro.ops.norm import pdl_options
 
 try:
     import triton
@@ -105,9 +105,9 @@ def snake_beta_kernel(x: Tensor, exp_alpha: Tensor, inverse_beta: Tensor, channe
 
 def silu_and_mul(both: Tensor, out: Tensor, *, enable_pdl: bool) -> None:
     """Write silu(gate) * up into `out` [B, N], of `both` [B, 2 N] with the gate first; one launch."""
-    enable_pdl = enable_pdl and has_pdl(out.device)
     batch, width = out.shape
-    _silu_mul_kernel[(batch, triton.cdiv(width, BLOCK))](both, out, width, BLOCK, enable_pdl, **pdl_options(enable_pdl))
+    options = pdl_options(out.device, enable_pdl=enable_pdl)
+    _silu_mul_kernel[(batch, triton.cdiv(width, BLOCK))](both, out, width, BLOCK, **options)
 
 
 def _is_dense(x: Tensor, channel_dim: int) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sonoro.ops.device import Card, card
 from sonoro.ops.dispatch import Operation, shrunk
-from sonoro.ops.norm import has_pdl, pdl_options, unit_rms
+from sonoro.ops.norm import pdl_options, unit_rms
 
 try:
     import triton
@@ -221,7 +221,6 @@ def decode_attention_kernel(
     warps, tiles, num_splits, min_split = shrunk(tuning, _smaller_config, shrink)
     # Positions read side by side, with 16 bytes per thread.
     lanes = min(page, max(1, warps * 32 * 16 // (width * qkv.dtype.itemsize)))
-    enable_pdl = enable_pdl and has_pdl(qkv.device)
     out = torch.empty((tokens, programs * group_size * width), dtype=qkv.dtype, device=qkv.device)
     partial_acc = partial_ml = semaphores = out
     if num_splits > 1:
@@ -240,7 +239,7 @@ def decode_attention_kernel(
         scale=math.log2(math.e) / math.sqrt(width), NEW_TOKENS=tokens // batch, NUM_KV_HEADS=kv_heads,
         PROGRAMS_PER_KV_HEAD=programs_per_kv_head, GROUP_SIZE=group_size, HEAD_DIM=width, PAGE_SIZE=page,
         LANES=lanes, TILES=tiles, NUM_SPLITS=num_splits, MIN_SPLIT=min_split, IS_SINGLE_BLOCK=capacity <= lanes * tiles,
-        IS_NORMED=norms.query is not None, ENABLE_PDL=enable_pdl, num_warps=warps, **pdl_options(enable_pdl),
+        IS_NORMED=norms.query is not None, num_warps=warps, **pdl_options(qkv.device, enable_pdl=enable_pdl),
     )  # fmt: skip
     return out
 

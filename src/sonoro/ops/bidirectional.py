@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sonoro.ops.dispatch import Operation
-from sonoro.ops.norm import has_pdl, is_row_major, pdl_options
+from sonoro.ops.norm import is_row_major, pdl_options
 
 try:
     import triton
@@ -97,16 +97,16 @@ def bidirectional_attention_kernel(
     tokens, _, width = cos.shape
     heads = qkv.shape[1] // width - 2 * kv_heads
     first, end, _ = kept.indices(tokens)
-    sequences, enable_pdl = qkv.shape[0] // tokens, enable_pdl and has_pdl(qkv.device)
+    sequences = qkv.shape[0] // tokens
     out = qkv.new_empty(sequences * (end - first), heads * width)
     _attend[sequences, heads](
         # The scale includes log2(e): exp2 is a single instruction.
         qkv=qkv, cos=cos, sin=signed_sin, out=out, qkv_stride=qkv.stride(0),
         scale=math.log2(math.e) / math.sqrt(width), NUM_HEADS=heads, GROUP_SIZE=heads // kv_heads, HEAD_DIM=width,
         NUM_TOKENS=tokens, FIRST=first, NUM_KEPT=end - first, BLOCK=max(16, triton.next_power_of_2(tokens)),
-        IS_INTERPRETED=triton.knobs.runtime.interpret, ENABLE_PDL=enable_pdl,
+        IS_INTERPRETED=triton.knobs.runtime.interpret,
         # 64 sequences on an H200: 5.2 us with one warp, 7.1 with two; 2 sequences: 2.6 and 2.3.
-        num_warps=warps or (1 if sequences >= 32 else 2), **pdl_options(enable_pdl),
+        num_warps=warps or (1 if sequences >= 32 else 2), **pdl_options(qkv.device, enable_pdl=enable_pdl),
     )  # fmt: skip
     return out
 

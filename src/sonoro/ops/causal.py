@@ -15,7 +15,7 @@ from torch import Tensor
 from .activation import Rates, snake_beta_reference
 from .conv import COPY_BLOCK, NO_CONTEXT, LeftContext, join_context, saturate
 from .dispatch import Operation
-from .norm import has_pdl, pdl_options
+from .norm import pdl_options
 
 try:
     import triton
@@ -246,12 +246,10 @@ def embed_sum_kernel(frames: Tensor, tables: Tensor, context: LeftContext = NO_C
         out[:, : context.left].zero_()
     rows = batch * columns
     heads = triton.cdiv(batch * context.left * channels, COPY_BLOCK) if context.next_history is not None else 0
-    enable_pdl = has_pdl(frames.device)
     _embed_sum[(rows + heads,)](
         frames=frames, tables=tables, out=out, slots=context.slots, next_history=context.next_history, rows=rows,
         columns=columns, size=size, left=context.left, tiles=rows, NUM_CODEBOOKS=books, CHANNELS=channels,
-        BLOCK=triton.next_power_of_2(channels), COPY_BLOCK_SIZE=COPY_BLOCK,
-        ENABLE_PDL=enable_pdl, **pdl_options(enable_pdl),
+        BLOCK=triton.next_power_of_2(channels), COPY_BLOCK_SIZE=COPY_BLOCK, **pdl_options(frames.device),
     )  # fmt: skip
     return out
 
@@ -267,12 +265,10 @@ def depthwise_norm_kernel(
     out = weight.new_empty(batch, columns, channels)
     rows = batch * columns
     tails = triton.cdiv(batch * (taps - 1) * channels, COPY_BLOCK) if context.history is not None else 0
-    enable_pdl = has_pdl(x.device)
     _depthwise_norm[(rows + tails,)](
         x=x, weight=weight, bias=bias, norm_weight=norm_weight, norm_bias=norm_bias, out=out, slots=context.slots,
         history=context.history, rows=rows, columns=columns, tiles=rows, TAPS=taps, CHANNELS=channels, EPS=eps,
-        BLOCK=triton.next_power_of_2(channels), COPY_BLOCK_SIZE=COPY_BLOCK,
-        ENABLE_PDL=enable_pdl, **pdl_options(enable_pdl),
+        BLOCK=triton.next_power_of_2(channels), COPY_BLOCK_SIZE=COPY_BLOCK, **pdl_options(x.device),
     )  # fmt: skip
     return out
 
@@ -300,11 +296,10 @@ def depthwise_kernel(
     tiles = triton.cdiv(rows, samples) * triton.cdiv(channels, block)
     tails = triton.cdiv(batch * length * channels, COPY_BLOCK) if context.history is not None else 0
     rate, scale = rates if rates is not None else (None, None)
-    enable_pdl = has_pdl(x.device)
     _depthwise[(tiles + tails,)](
         x=x, weight=weight, bias=bias, rate=rate, scale=scale, out=out, slots=context.slots, history=context.history,
         rows=rows, columns=columns, dilation=dilation, tiles=tiles, TAPS=taps, CHANNELS=channels, SAMPLES=samples,
-        BLOCK=block, COPY_BLOCK_SIZE=COPY_BLOCK, ENABLE_PDL=enable_pdl, **pdl_options(enable_pdl),
+        BLOCK=block, COPY_BLOCK_SIZE=COPY_BLOCK, **pdl_options(x.device),
     )  # fmt: skip
     return out
 
@@ -328,12 +323,11 @@ def last_conv_kernel(
     rows = batch * columns
     tiles = triton.cdiv(rows, samples)
     tails = triton.cdiv(batch * (taps - 1) * channels, COPY_BLOCK) if context.history is not None else 0
-    enable_pdl = has_pdl(x.device)
     _last_conv[(tiles + tails,)](
         x=x, weight=weight, bias=bias, out=out, slots=context.slots, history=context.history, rows=rows,
         columns=columns, tiles=tiles, TAPS=taps, CHANNELS=channels, BOUND=bound,
-        BLOCK=triton.next_power_of_2(channels), SAMPLES=samples, COPY_BLOCK_SIZE=COPY_BLOCK, ENABLE_PDL=enable_pdl,
-        num_warps=warps, **pdl_options(enable_pdl),
+        BLOCK=triton.next_power_of_2(channels), SAMPLES=samples, COPY_BLOCK_SIZE=COPY_BLOCK,
+        num_warps=warps, **pdl_options(x.device),
     )  # fmt: skip
     return out
 

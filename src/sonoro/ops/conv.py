@@ -21,7 +21,7 @@ from torch import Tensor
 from .activation import Rates
 from .device import Card, card
 from .dispatch import Operation, shrunk
-from .norm import has_pdl, pdl_options
+from .norm import pdl_options
 
 try:
     import triton
@@ -414,7 +414,6 @@ def conv_kernel(
     (gain, offset), (rate, scale) = affine or (None, None), rates or (None, None)
     # The stride of an axis of size 1 is arbitrary; one that is no multiple of 16 would prevent wide loads.
     tap_step = weight.stride(0) if taps > 1 else channels
-    enable_pdl = has_pdl(x.device)
     _conv[(tiles + tails + heads,)](
         x=x, weight=weight, bias=bias, residual=residual, plain=first_result, active=active, gain=gain, offset=offset,
         rate=rate, scale=scale, slots=context.slots, history=context.history, next_history=context.next_history,
@@ -422,8 +421,8 @@ def conv_kernel(
         active_step=(context.left + made) * period, active_start=context.left * period, tap_step=tap_step,
         output_step=weight.stride(1), tiles=tiles, tail_blocks=tails, C_IN=channels, C_OUT=outputs, TAPS=taps,
         PERIOD=period, FUNCTION=function, NORM_EPS=norm_eps, BLOCK_M=tile.m, BLOCK_N=tile.n, EXTRA_N=tile.extra,
-        BLOCK_K=tile.k, COPY_BLOCK_SIZE=COPY_BLOCK, ENABLE_PDL=enable_pdl,
-        num_warps=tile.warps, num_stages=tile.stages, **pdl_options(enable_pdl),
+        BLOCK_K=tile.k, COPY_BLOCK_SIZE=COPY_BLOCK,
+        num_warps=tile.warps, num_stages=tile.stages, **pdl_options(x.device),
     )  # fmt: skip
     return first_result, active
 

@@ -16,7 +16,7 @@ from sonoro.ops.device import card, is_recorded
 from sonoro.ops.dispatch import Operation
 from sonoro.ops.eight_bits import quantize
 from sonoro.ops.linear import gate_up_reference, linear_add_reference, linear_reference
-from sonoro.ops.norm import has_pdl, is_row_major, pdl_options, rms_norm_reference, stride_of
+from sonoro.ops.norm import is_row_major, pdl_options, rms_norm_reference, stride_of
 from sonoro.ops.plans import LIMITS, TilePlan, e4m3_plan
 from sonoro.ops.tiles import reduce_split_k
 
@@ -204,15 +204,15 @@ def _quantize(
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """The sum of `partial` [splits, B, K] and `residual` [B, K], and the norm of that quantised. One launch."""
     splits, batch, width = partial.shape
-    device, enable_pdl = partial.device, has_pdl(partial.device)
+    device = partial.device
     total = None if residual is None else torch.empty((batch, width), dtype=residual.dtype, device=device)
     values = torch.empty((batch, terms, width), dtype=torch.float8_e4m3fn, device=device)
     scale, block = torch.empty(batch, device=device), triton.next_power_of_2(width)
     _quantize_kernel[(batch,)](
         partial=partial, residual=residual, norm_weight=norm_weight, total=total, values=values, scale=scale,
         batch=batch, row_stride=partial.stride(1), residual_stride=stride_of(residual), eps=eps,
-        K=width, TERMS=terms, SPLIT_K=splits, BLOCK=block, ENABLE_PDL=enable_pdl,
-        num_warps=max(1, min(8, block // 512)), **pdl_options(enable_pdl),
+        K=width, TERMS=terms, SPLIT_K=splits, BLOCK=block,
+        num_warps=max(1, min(8, block // 512)), **pdl_options(device),
     )  # fmt: skip
     return total, values, scale
 
@@ -269,7 +269,7 @@ def _tiles(
 ) -> Tensor:
     """The product [B, N] in `dtype`; with split-K the sums [SPLIT_K, B, N] float32 over consecutive parts of K."""
     (batch, terms, width_in), width_out = x[0].shape, weight[0].shape[0] // (1 + is_gated)
-    is_split, enable_pdl = plan.split_k > 1, plan.enable_pdl and has_pdl(x[0].device)
+    is_split = plan.split_k > 1
     assert plan.slice_k == 1, plan
     assert width_out % plan.block_n == 0 == width_in % (plan.split_k * plan.block_k), (plan, weight[0].shape)
     assert not (is_split and (is_gated or residual is not None)), plan
@@ -279,8 +279,8 @@ def _tiles(
         x=x[0], x_scale=x[1], weight=weight[0], scale=weight[1], residual=residual, out=out, batch=batch,
         residual_stride=stride_of(residual), N=width_out, K=width_in, TERMS=terms,
         BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, BLOCK_K=plan.block_k, SPLIT_K=plan.split_k, NUM_STAGES=plan.stages,
-        IS_SWAPPED=plan.is_swapped, IS_GATED=is_gated, PREFETCH_L2=plan.is_prefetched, ENABLE_PDL=enable_pdl,
-        num_warps=plan.warps, **pdl_options(enable_pdl),
+        IS_SWAPPED=plan.is_swapped, IS_GATED=is_gated, PREFETCH_L2=plan.is_prefetched,
+        num_warps=plan.warps, **pdl_options(x[0].device, enable_pdl=plan.enable_pdl),
     )  # fmt: skip
     return out
 

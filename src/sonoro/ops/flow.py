@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sonoro.ops.dispatch import Operation
-from sonoro.ops.norm import has_pdl, is_row_major, pdl_options
+from sonoro.ops.norm import is_row_major, pdl_options
 
 try:
     import triton
@@ -140,7 +140,7 @@ def advance_kernel(
     """`advance_reference` as one Triton kernel, a program per request and block of token width; each steps all of
     `x`."""
     (batch, patch, latents), (_, count, width) = x.shape, tokens.shape
-    out, enable_pdl = torch.empty_like(x), has_pdl(x.device)
+    out = torch.empty_like(x)
     _advance_kernel[batch, triton.cdiv(width, _BLOCK_W)](
         x=x, velocities=x if velocity is None else velocity, size=step.size, cfg=step.cfg, time=step.time,
         weight=projections.weight, bias=projections.bias, out_bias=projections.out_bias, tokens=tokens, out=out,
@@ -148,8 +148,7 @@ def advance_kernel(
         MOVES=velocity is not None, PATCH=patch, LATENTS=latents, NUM_TOKENS=count, TIME_TOKEN=time_token, WIDTH=width,
         # Products of `tl.dot` have at least 16 rows and columns.
         BLOCK_P=max(16, triton.next_power_of_2(patch)), BLOCK_D=max(16, triton.next_power_of_2(latents)),
-        BLOCK_W=_BLOCK_W, OPERAND_DTYPE=OPERAND[x.dtype], ENABLE_PDL=enable_pdl,
-        num_warps=2, **pdl_options(enable_pdl),
+        BLOCK_W=_BLOCK_W, OPERAND_DTYPE=OPERAND[x.dtype], num_warps=2, **pdl_options(x.device),
     )  # fmt: skip
     return out
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sonoro.ops.norm import has_pdl, pdl_options, stride_of
+from sonoro.ops.norm import pdl_options, stride_of
 from sonoro.ops.plans import GemvPlan
 
 try:
@@ -157,7 +157,6 @@ def gemv(
     """The product [B, N] of `x` [B, K], in one launch: of its RMS norm (weight [K], eps) if there is a `norm`, plus
     `residual` [B, N] if there is one; `is_gated`: silu(gate) * up for `weight` [2 N, K]."""
     (batch, width_in), width_out = x.shape, weight.shape[0] // (1 + is_gated)
-    enable_pdl = plan.enable_pdl and has_pdl(x.device)
     out = torch.empty((batch, width_out), dtype=x.dtype, device=x.device)
     norm_weight, eps = norm or (None, 0.0)
     words = weight if scale is None else weight.view(torch.int32)
@@ -165,6 +164,6 @@ def gemv(
         x=x, norm_weight=norm_weight, weight=words, scale=scale, residual=residual, out=out, batch=batch,
         x_stride=x.stride(0), residual_stride=stride_of(residual), eps=eps, N=width_out, K=width_in,
         BLOCK_N=plan.rows, BLOCK_K=plan.block_k, IS_GATED=is_gated, IS_FP8=weight.dtype == torch.float8_e4m3fn,
-        ENABLE_PDL=enable_pdl, num_warps=plan.warps, **pdl_options(enable_pdl),
+        num_warps=plan.warps, **pdl_options(x.device, enable_pdl=plan.enable_pdl),
     )  # fmt: skip
     return out

@@ -108,14 +108,12 @@ if triton is not None:
 
 def rms_norm_kernel(x: Tensor, weight: Tensor, eps: float, *, enable_pdl: bool = True) -> Tensor:
     """`rms_norm_reference` for `x` [B, K] as one Triton kernel, one program per row; no gradient."""
-    enable_pdl = enable_pdl and has_pdl(x.device)
     batch, width_in = x.shape
     out = torch.empty((batch, width_in), dtype=x.dtype, device=x.device)
     block = triton.next_power_of_2(width_in)
     warps = max(1, min(8, block // 512))
-    _rms_norm_kernel[(batch,)](
-        x, weight, out, x.stride(0), eps, width_in, block, enable_pdl, num_warps=warps, **pdl_options(enable_pdl)
-    )
+    options = pdl_options(x.device, enable_pdl=enable_pdl)
+    _rms_norm_kernel[(batch,)](x, weight, out, x.stride(0), eps, width_in, block, num_warps=warps, **options)
     return out
 
 
@@ -123,26 +121,22 @@ def add_rms_norm(
     partial: Tensor, residual: Tensor, weight: Tensor, eps: float, *, enable_pdl: bool = True
 ) -> tuple[Tensor, Tensor]:
     """`residual` [B, N] plus the sum of `partial` [splits, B, N], and the RMS norm of that, both [B, N]. One launch."""
-    enable_pdl = enable_pdl and has_pdl(residual.device)
     splits, batch, width = partial.shape
     total, normed = (torch.empty((batch, width), dtype=residual.dtype, device=residual.device) for _ in range(2))
     block = triton.next_power_of_2(width)
     _add_norm_kernel[(batch,)](
         partial=partial, residual=residual, norm_weight=weight, out=total, normed=normed, batch=batch,
-        residual_stride=residual.stride(0), eps=eps, N=width, SPLIT_K=splits, BLOCK=block, ENABLE_PDL=enable_pdl,
-        num_warps=max(1, min(8, block // 512)), **pdl_options(enable_pdl),
+        residual_stride=residual.stride(0), eps=eps, N=width, SPLIT_K=splits, BLOCK=block,
+        num_warps=max(1, min(8, block // 512)), **pdl_options(residual.device, enable_pdl=enable_pdl),
     )  # fmt: skip
     return total, normed
 
 
-def has_pdl(device: torch.device) -> bool:
-    """Whether `device` supports PDL: NVIDIA, Hopper and later."""
-    return card(device).capability >= (9, 0) and triton is not None and not triton.knobs.runtime.interpret
-
-
-def pdl_options(enable_pdl: bool) -> dict[str, bool]:
-    """Launch options for PDL; empty when off, since other backends of Triton reject the option."""
-    return {"launch_pdl": True} if enable_pdl else {}
+def pdl_options(device: torch.device, *, enable_pdl: bool = True) -> dict[str, bool]:
+    """The arguments of a launch on `device` that turn PDL on: for NVIDIA cards, from Hopper on."""
+    has_pdl = card(device).capability >= (9, 0) and not triton.knobs.runtime.interpret
+    # Other backends of Triton reject the option.
+    return {"ENABLE_PDL": True, "launch_pdl": True} if enable_pdl and has_pdl else {"ENABLE_PDL": False}
 
 
 def stride_of(rows: Tensor | None) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sonoro.ops.attention import DTYPES, HeadNorms, PagedKV, Rotary, is_power_of_two
 from sonoro.ops.dispatch import Operation
-from sonoro.ops.norm import has_pdl, pdl_options, unit_rms
+from sonoro.ops.norm import pdl_options, unit_rms
 
 try:
     import triton
@@ -131,7 +131,6 @@ def point_kernel(
 ) -> Tensor:
     """`point_reference` as one Triton kernel, a program per head and request. No gradient."""
     (page, kv_heads, width), (heads, spans, out) = cache.keys.shape[1:], watched
-    enable_pdl = has_pdl(qkv.device)
     # Without norms this pointer is not read.
     query_norm = qkv if norms.query is None else norms.query
     _point[heads.shape[0], cache.slots.shape[0]](
@@ -142,8 +141,7 @@ def point_kernel(
         # The scale includes log2(e): exp2 is a single instruction.
         scale=math.log2(math.e) / math.sqrt(width), NUM_KV_HEADS=kv_heads,
         GROUP_SIZE=qkv.shape[1] // width // kv_heads - 2, HEAD_DIM=width, PAGE_SIZE=page, BLOCK=_BLOCK,
-        OUT_BLOCK=_OUT_BLOCK, IS_NORMED=norms.query is not None, ENABLE_PDL=enable_pdl,
-        num_warps=_WARPS, **pdl_options(enable_pdl),
+        OUT_BLOCK=_OUT_BLOCK, IS_NORMED=norms.query is not None, num_warps=_WARPS, **pdl_options(qkv.device),
     )  # fmt: skip
     return out
 

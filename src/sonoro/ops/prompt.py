@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sonoro.ops.attention import HeadNorms, PagedKV, Rotary, takes_heads
 from sonoro.ops.dispatch import Operation
-from sonoro.ops.norm import has_pdl, pdl_options
+from sonoro.ops.norm import pdl_options
 
 try:
     import triton
@@ -92,7 +92,6 @@ def keep_prompt_kernel(
     """`keep_prompt_reference` as one Triton kernel, a program per token and group of heads; no gradient."""
     _, page, kv_heads, width = cache.keys.shape
     tokens, heads = qkv.shape[0], qkv.shape[1] // width - 2 * kv_heads
-    enable_pdl = enable_pdl and has_pdl(qkv.device)
     out = torch.empty((tokens, heads + kv_heads, width), dtype=qkv.dtype, device=qkv.device)
     # Without norms these pointers are not read.
     q_norm, k_norm = (qkv if norm is None else norm for norm in norms[:2])
@@ -100,7 +99,7 @@ def keep_prompt_kernel(
         qkv=qkv, q_norm=q_norm, k_norm=k_norm, cos=rotary[0], sin=rotary[1], **cache._asdict(), positions=positions,
         out=out, qkv_stride=qkv.stride(0), page_table_stride=cache.page_table.stride(0), eps=norms.eps,
         NUM_HEADS=heads, NUM_KV_HEADS=kv_heads, HEAD_DIM=width, PAGE_SIZE=page, HEADS=_HEADS,
-        IS_NORMED=norms.query is not None, ENABLE_PDL=enable_pdl, **pdl_options(enable_pdl),
+        IS_NORMED=norms.query is not None, **pdl_options(qkv.device, enable_pdl=enable_pdl),
     )  # fmt: skip
     return out
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sonoro.ops.device import seeded
 from sonoro.ops.dispatch import Operation
-from sonoro.ops.norm import has_pdl, pdl_options, stride_of
+from sonoro.ops.norm import pdl_options, stride_of
 from sonoro.ops.sample import Sampling, gumbel_argmax, gumbel_noise
 
 try:
@@ -172,7 +172,7 @@ def sample_repetition_aware_kernel(
     embedded = torch.empty((count, width), dtype=table.dtype, device=logits.device)
     # Without resampling these pointers are not read.
     second = resample or Resample(noise, ids[:, None], ids, ids, 1.0, 0, 0)
-    enable_pdl, block = has_pdl(logits.device), triton.next_power_of_2(vocabulary)
+    block = triton.next_power_of_2(vocabulary)
     _sample_kernel[(count,)](
         logits=logits, noise=noise, **sampling.launch_arguments, table=table, ids=ids, is_endless=is_endless,
         resample_noise=second.noise, history=second.history, rows=second.rows, length=second.length, embedded=embedded,
@@ -182,7 +182,7 @@ def sample_repetition_aware_kernel(
         resample_temp=1.0, resample_top_p=second.top_p, least=MIN_TEMPERATURE,
         table_size=table.shape[0], vocabulary=vocabulary, FIRST=second.first, WINDOW=second.window,
         BLOCK_W=triton.next_power_of_2(max(second.window, 1)), EMBED_DIM=width, BLOCK_D=triton.next_power_of_2(width),
-        BLOCK_V=block, ENABLE_PDL=enable_pdl, num_warps=max(1, min(16, block // 512)), **pdl_options(enable_pdl),
+        BLOCK_V=block, num_warps=max(1, min(16, block // 512)), **pdl_options(logits.device),
     )  # fmt: skip
     return embedded
 

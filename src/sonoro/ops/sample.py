@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sonoro.ops.dispatch import Operation
-from sonoro.ops.norm import has_pdl, pdl_options
+from sonoro.ops.norm import pdl_options
 
 try:
     import triton
@@ -168,11 +168,11 @@ def mask_logits_reference(logits: Tensor, seen: Tensor, penalty: Tensor, banned:
 def gumbel_noise_kernel(seed: Tensor, segment: Tensor, frame: Tensor, codebooks: int, vocabulary: int) -> Tensor:
     """`gumbel_noise_reference` as one Triton kernel: the same random words; logarithms differ in their last bits."""
     out = torch.empty((seed.shape[0], codebooks, vocabulary), dtype=torch.float32, device=seed.device)
-    enable_pdl, block = has_pdl(seed.device), 256
+    block = 256
     sample_kernels.make_gumbel_noise[triton.cdiv(vocabulary, 4 * block), codebooks, seed.shape[0]](
         seed=seed, segment=segment, frame=frame, out=out, seed_stride=seed.stride(0),
         segment_stride=segment.stride(0), frame_stride=frame.stride(0), codebooks=codebooks, vocabulary=vocabulary,
-        BLOCK=block, ENABLE_PDL=enable_pdl, num_warps=4, **pdl_options(enable_pdl),
+        BLOCK=block, num_warps=4, **pdl_options(seed.device),
     )  # fmt: skip
     return out
 
@@ -180,11 +180,11 @@ def gumbel_noise_kernel(seed: Tensor, segment: Tensor, frame: Tensor, codebooks:
 def normal_noise_kernel(seed: Tensor, segment: Tensor, frame: Tensor, count: int) -> Tensor:
     """`normal_noise_reference` as one Triton kernel: the same random words; results differ in their last bits."""
     out = torch.empty((seed.shape[0], count), dtype=torch.float32, device=seed.device)
-    enable_pdl, block = has_pdl(seed.device), 64
+    block = 64
     sample_kernels.make_normal_noise[triton.cdiv(count, 4 * block), seed.shape[0]](
         seed=seed, segment=segment, frame=frame, out=out, seed_stride=seed.stride(0),
         segment_stride=segment.stride(0), frame_stride=frame.stride(0), count=count,
-        BLOCK=block, ENABLE_PDL=enable_pdl, num_warps=2, **pdl_options(enable_pdl),
+        BLOCK=block, num_warps=2, **pdl_options(seed.device),
     )  # fmt: skip
     return out
 
@@ -205,7 +205,6 @@ def sample_and_embed_kernel(logits: Tensor, noise: Tensor, sampling: Sampling, t
 
 def _launch_sample(logits: Tensor, noise: Tensor, sampling: Sampling, ids: Tensor, table: Tensor | None) -> Tensor:
     rows, vocabulary = logits.shape
-    enable_pdl = has_pdl(logits.device)
     width = 0 if table is None else table.shape[1]
     # Without a table these pointers are not used.
     table = ids[:, None] if table is None else table
@@ -215,9 +214,8 @@ def _launch_sample(logits: Tensor, noise: Tensor, sampling: Sampling, ids: Tenso
         noise_stride=noise.stride(0), out_stride=ids.stride(0), table=table, embedded=embedded,
         table_stride=table.stride(0), table_size=table.shape[0], vocabulary=vocabulary, EMBED_DIM=width,
         BLOCK_V=triton.next_power_of_2(vocabulary), BLOCK_D=triton.next_power_of_2(max(width, 1)),
-        ENABLE_PDL=enable_pdl,
         # H200, V 2048, top-k 50 of flat logits: 3.0 us at B 1 and 5.8 at 64 with 8 warps; at 256 7.0 with 4.
-        num_warps=8 if rows <= 128 else 4, **pdl_options(enable_pdl),
+        num_warps=8 if rows <= 128 else 4, **pdl_options(logits.device),
     )  # fmt: skip
     return embedded
 
@@ -226,12 +224,12 @@ def mask_logits_kernel(logits: Tensor, seen: Tensor, penalty: Tensor, banned: Te
     """`mask_logits_reference` as one Triton kernel."""
     rows, vocabulary = logits.shape
     out = torch.empty((rows, vocabulary), dtype=torch.float32, device=logits.device)
-    enable_pdl, block = has_pdl(logits.device), 1024
+    block = 1024
     banned = banned.expand(rows, vocabulary)
     sample_kernels.mask_logits[triton.cdiv(vocabulary, block), rows](
         logits=logits, seen=seen, penalty=penalty, banned=banned, out=out, logits_stride=logits.stride(0),
         seen_stride=seen.stride(0), penalty_stride=penalty.stride(0), banned_stride=banned.stride(0),
-        vocabulary=vocabulary, BLOCK=block, ENABLE_PDL=enable_pdl, num_warps=4, **pdl_options(enable_pdl),
+        vocabulary=vocabulary, BLOCK=block, num_warps=4, **pdl_options(logits.device),
     )  # fmt: skip
     return out
 

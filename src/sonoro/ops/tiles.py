@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sonoro.ops.norm import has_pdl, pdl_options, stride_of
+from sonoro.ops.norm import pdl_options, stride_of
 from sonoro.ops.plans import TilePlan
 
 try:
@@ -198,11 +198,11 @@ def tile_matmul(
 
 def reduce_split_k(sums: Tensor, residual: Tensor | None, dtype: torch.dtype, *, enable_pdl: bool) -> Tensor:
     """The sum [B, N] in `dtype` of `sums` [SPLIT_K, B, N] float32, plus `residual` [B, N] if there is one."""
-    (splits, batch, width_out), enable_pdl = sums.shape, enable_pdl and has_pdl(sums.device)
+    splits, batch, width_out = sums.shape
     out = torch.empty((batch, width_out), dtype=dtype, device=sums.device)
     _reduce_split_k[(batch, triton.cdiv(width_out, ROW_BLOCK))](
         partial=sums, residual=residual, out=out, batch=batch, residual_stride=stride_of(residual),
-        N=width_out, SPLIT_K=splits, BLOCK=ROW_BLOCK, ENABLE_PDL=enable_pdl, **pdl_options(enable_pdl),
+        N=width_out, SPLIT_K=splits, BLOCK=ROW_BLOCK, **pdl_options(sums.device, enable_pdl=enable_pdl),
     )  # fmt: skip
     return out
 
@@ -217,12 +217,11 @@ def launch_tiles(
         out = torch.empty((plan.split_k, batch, width_out), dtype=torch.float32, device=x.device)
     else:
         out = torch.empty((batch, width_out), dtype=x.dtype, device=x.device)
-    enable_pdl = plan.enable_pdl and has_pdl(x.device)
     _tile_kernel[(triton.cdiv(batch, plan.block_m), triton.cdiv(width_out, plan.block_n), plan.split_k)](
         x=x, weight=weight, scale=scale, residual=residual, out=out, batch=batch,
         x_stride=x.stride(0), residual_stride=stride_of(residual), N=width_out, K=width_in,
         BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, BLOCK_K=plan.block_k, SLICE_K=plan.slice_k, SPLIT_K=plan.split_k,
         NUM_STAGES=plan.stages, IS_SWAPPED=plan.is_swapped, IS_GATED=is_gated, PREFETCH_L2=plan.is_prefetched,
-        ENABLE_PDL=enable_pdl, OPERAND_DTYPE=OPERAND[x.dtype], num_warps=plan.warps, **pdl_options(enable_pdl),
+        OPERAND_DTYPE=OPERAND[x.dtype], num_warps=plan.warps, **pdl_options(x.device, enable_pdl=plan.enable_pdl),
     )  # fmt: skip
     return out

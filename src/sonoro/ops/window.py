@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .dispatch import Operation
-from .norm import has_pdl, pdl_options
+from .norm import pdl_options
 
 try:
     import triton
@@ -206,12 +206,11 @@ def window_attention_kernel(
     assert qkv.is_contiguous()
     ring, seen, slots = past if past is not None else (None, None, None)
     out = qkv.new_empty(batch, columns, heads[0] * width)
-    enable_pdl = has_pdl(qkv.device)
     _window_attention[(batch, heads[0])](
         qkv=qkv, out=out, ring=ring, seen=seen, slots=slots, columns=columns, log2_theta=math.log2(theta),
         scale=width**-0.5, NUM_HEADS=heads[0], HEAD_DIM=width, WINDOW=window, ROUND_ANGLES=has_rounded_angles,
         BLOCK_M=max(16, triton.next_power_of_2(columns)), BLOCK_N=triton.next_power_of_2(window - 1),
-        ENABLE_PDL=enable_pdl, num_warps=warps, **pdl_options(enable_pdl),
+        num_warps=warps, **pdl_options(qkv.device),
     )  # fmt: skip
     return out
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from sonoro.models.shared.slots import BackboneState
 from sonoro.ops.device import seeded
 from sonoro.ops.dispatch import Operation
-from sonoro.ops.norm import has_pdl, pdl_options
+from sonoro.ops.norm import pdl_options
 
 try:
     import triton
@@ -226,27 +226,25 @@ def begin_kernel(slots: Tensor, state: StepState) -> Start:
     stepped, length, position = (torch.empty_like(slots) for _ in range(3))
     inputs = torch.empty((count, width), dtype=state.pending.dtype, device=slots.device)
     text_ids, text_table = (None, None) if state.text is None else (state.text.ids, state.text.table)
-    enable_pdl = has_pdl(slots.device)
     _begin[count, triton.cdiv(width, _BLOCK)](
         slots=slots, done=state.done, length=state.length, position=state.position, pending=state.pending,
         text_ids=text_ids, text_table=text_table, out_slots=stepped, out_length=length, out_position=position,
         out_inputs=inputs, text_stride=1 if text_ids is None else text_ids.shape[1], scratch=state.done.shape[0] - 1,
-        width=width, BLOCK=_BLOCK, ENABLE_PDL=enable_pdl, num_warps=4, **pdl_options(enable_pdl),
+        width=width, BLOCK=_BLOCK, num_warps=4, **pdl_options(slots.device),
     )  # fmt: skip
     return Start(stepped, length, position, inputs)
 
 
 def finish_kernel(codes: Tensor, start: Start, max_frames: Tensor, state: StepState, feedback: Feedback) -> None:
     """`finish_reference` as one Triton kernel; embeddings are summed from codebook 0 on, in float32."""
-    (count, books), width, enable_pdl = codes.shape, state.pending.shape[1], has_pdl(codes.device)
+    (count, books), width = codes.shape, state.pending.shape[1]
     _finish[count, triton.cdiv(width, _BLOCK)](
         codes=codes, slots=start.slots, slots_length=start.length, slots_position=start.position,
         max_frames=max_frames, done=state.done, length=state.length, position=state.position, pending=state.pending,
         frames=state.frames, seen=state.seen, table=feedback.table, starts=feedback.starts, first=feedback.first,
         divisor=feedback.divisor, max_frames_stride=max_frames.stride(0), frames_stride=state.frames.stride(0),
         scratch=state.done.shape[0] - 1, end=feedback.end, width=width, EARLIEST_END=feedback.earliest_end,
-        BOOKS=books, BOOK_BLOCK=triton.next_power_of_2(books), BLOCK=_BLOCK, ENABLE_PDL=enable_pdl,
-        num_warps=4, **pdl_options(enable_pdl),
+        BOOKS=books, BOOK_BLOCK=triton.next_power_of_2(books), BLOCK=_BLOCK, num_warps=4, **pdl_options(codes.device),
     )  # fmt: skip
 
 
