@@ -19,9 +19,9 @@ import numpy as np
 
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError
+from sonoro.engine.pages import PagePool
 from sonoro.engine.request import Playback, Progress, Request
 from sonoro.engine.scheduler import Plan, Scheduler
-from sonoro.runtime.slots import PagePool
 from sonoro.text.splitting import Segment, SpokenText
 
 __all__ = ["Load", "Outcome", "Times", "simulate"]

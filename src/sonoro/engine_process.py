@@ -32,11 +32,11 @@ from sonoro.core.config import is_log_json, log_level, see_gpus
 from sonoro.core.errors import ConfigError, ErrorFacts, SonoroError, border
 from sonoro.core.logs import configure_logging
 from sonoro.engine.engine import Engine
-from sonoro.engine.phases import Phases
 from sonoro.engine.worker import Worker
 from sonoro.models.base import LoadedModel
 from sonoro.runtime.kernels import card
 from sonoro.runtime.memory import device_memory, map_in_pieces
+from sonoro.runtime.phases import Phases
 from sonoro.transport.channel import WorkerLink, remove_endpoint
 from sonoro.transport.messages import DEFAULT_FACTORY, Fatal, WorkerSettings
 

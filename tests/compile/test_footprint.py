@@ -125,7 +125,7 @@ PROMISED = [
 PEAK = """
 import json, sys, torch
 from sonoro.core.config import EngineConfig, Tuning
-from sonoro.engine.phases import Phases
+from sonoro.runtime.phases import Phases
 from sonoro.engine.engine import Engine
 from sonoro.models import registry
 

@@ -15,12 +15,11 @@ from sine_models import VoicedSineModel
 import sonoro
 from sonoro.core.config import EngineConfig
 from sonoro.core.types import Event, SpeechRequest
-from sonoro.engine.pages import AHEAD, Pager
+from sonoro.engine.pages import AHEAD, PagePool, Pager
 from sonoro.engine.prompts import Prompts
 from sonoro.engine.request import Playback, Progress, Request
 from sonoro.engine.scheduler import Scheduler
 from sonoro.models.qwen3_tts.model import FAMILY
-from sonoro.runtime.slots import PagePool
 from sonoro.text.live_feed import LiveFeed
 from sonoro.text.splitting import Segment, SpokenText
 

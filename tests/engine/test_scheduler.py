@@ -12,9 +12,9 @@ import pytest
 from sine_engines import tuned
 
 from sonoro.core.types import SpeechRequest
+from sonoro.engine.pages import PagePool
 from sonoro.engine.request import Playback, Progress, Request
 from sonoro.engine.scheduler import Plan, Scheduler
-from sonoro.runtime.slots import PagePool
 from sonoro.text.splitting import Segment, SpokenText
 
 FRAME_S = 0.08
@@ -301,6 +301,18 @@ def test_slots_are_given_first_come_first_served_and_reused() -> None:
         scheduler.release(requests[name])
     assert (scheduler.free_slots, scheduler.pages.free, scheduler.waiting) == (2, 1_000_000, 0)
     assert not scheduler.has_work
+
+
+def test_the_lowest_free_slot_is_given_first() -> None:
+    scheduler = scheduler_of(slots=3)
+    requests = {name: waiting(name) for name in "abcd"}
+    for name in "abc":
+        scheduler.add(requests[name])
+    assert [request.allocation.slot for request in scheduler.plan(0.0, 0.01).admit] == [0, 1, 2]
+    for name in "cab":
+        scheduler.release(requests[name])
+    scheduler.add(requests["d"])
+    assert [request.allocation.slot for request in scheduler.plan(0.0, 0.01).admit] == [0]
 
 
 def test_pages_are_taken_as_positions_are_used() -> None:

@@ -18,7 +18,7 @@ from sonoro.core.config import EngineConfig
 from sonoro.core.errors import EngineBusy, InvalidRequest
 from sonoro.core.types import Event, Reference, SpeechRequest
 from sonoro.engine.lifecycle import Lifecycle, Output
-from sonoro.engine.phases import Phases
+from sonoro.engine.pages import PagePool
 from sonoro.engine.prompts import Prompts
 from sonoro.engine.request import Playback, Request
 from sonoro.engine.retry import Retry
@@ -28,7 +28,7 @@ from sonoro.engine.voices import Inline, Voices
 from sonoro.engine.word_heads import FoundHeads
 from sonoro.models.base import SpeechModel
 from sonoro.models.settings import configure
-from sonoro.runtime.slots import PagePool
+from sonoro.runtime.phases import Phases
 from sonoro.transport.encoded_voice import EncodedVoice
 from sonoro.transport.messages import PrefixCounts
 

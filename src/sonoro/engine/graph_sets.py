@@ -17,9 +17,9 @@ from torch import Tensor
 from sonoro.core.config import EngineConfig
 from sonoro.engine.decoding import Decoding
 from sonoro.engine.device_state import DeviceState
-from sonoro.engine.phases import Phases
 from sonoro.models.base import SlotState, SpeechModel, TextPromptModel, WatchedModel
 from sonoro.runtime.graphs import GraphPool, GraphSet, no_garbage_collection
+from sonoro.runtime.phases import Phases
 
 
 class GraphSets:

@@ -25,12 +25,12 @@ from sonoro.engine.decoding import Decoding
 from sonoro.engine.device_state import allocate_device_state
 from sonoro.engine.graph_sets import GraphSets
 from sonoro.engine.pages import NewPages
-from sonoro.engine.phases import Phases
 from sonoro.engine.request import Allocation, Request
 from sonoro.engine.scheduler import LateText, Plan
 from sonoro.models.base import LiveTextModel, Pages, SpeechModel, TextPromptModel, WatchedModel
 from sonoro.runtime.graphs import GraphPool, GraphSet
 from sonoro.runtime.kernels import shared_limit
+from sonoro.runtime.phases import Phases
 from sonoro.runtime.ring import Entry, PinnedRing, upload
 
 logger = logging.getLogger(__name__)

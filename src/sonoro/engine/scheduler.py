@@ -6,6 +6,7 @@ if one did not, the codec decodes a surplus column, and no audio is lost.
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
@@ -13,9 +14,8 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from sonoro.core.config import EngineConfig
-from sonoro.engine.pages import NewPages, PageGrowth, Pager
+from sonoro.engine.pages import NewPages, PageGrowth, PagePool, Pager
 from sonoro.engine.request import Request, allocation_of
-from sonoro.runtime.slots import PagePool, SlotPool
 from sonoro.transport.messages import PrefixCounts
 
 LATENCY_TICKS = 2
@@ -97,7 +97,9 @@ class Scheduler:
         self._parked: set[Request] = set()
         self._waiting: deque[Request] = deque()
         self._speaking: deque[Request] = deque()
-        self._slots, self.pages = SlotPool(config.slots), pages
+        self._free_slots = list(range(config.slots))
+        """A heap, so that the lowest slot is given first."""
+        self.pages = pages
         self._pager = Pager(pages, config.page_positions)
         self._preempted: dict[Request, int] = {}
         """Requests preempted by the plan being made, with the slots they had."""
@@ -118,7 +120,7 @@ class Scheduler:
 
     def is_full(self, others: int = 0) -> bool:
         """Whether `max_queued` is reached, counting `others` that wait outside the queue."""
-        return self.waiting + others >= self._config.tuning.max_queued + self._slots.free
+        return self.waiting + others >= self._config.tuning.max_queued + self.free_slots
 
     @property
     def waiting(self) -> int:
@@ -127,7 +129,7 @@ class Scheduler:
 
     @property
     def free_slots(self) -> int:
-        return self._slots.free
+        return len(self._free_slots)
 
     def park(self, request: Request) -> None:
         """Count `request`, whose text has not come yet, among the waiting until it is added."""
@@ -155,7 +157,7 @@ class Scheduler:
                 queue.remove(request)
             return
         self.running.remove(request)
-        self._slots.release(request.allocation.slot)
+        heapq.heappush(self._free_slots, request.allocation.slot)
         self.pages.release(request.allocation.pages)
         request.allocation = None
 
@@ -216,7 +218,7 @@ class Scheduler:
             if tokens_left < 0:
                 break
             (self._speaking if request.index else self._waiting).remove(request)
-            self._pager.admit(request, self._slots.acquire())
+            self._pager.admit(request, heapq.heappop(self._free_slots))
             self.running.append(request)
             admit.append(request)
         return admit
@@ -241,7 +243,7 @@ class Scheduler:
         request = _first_unpaused(self._speaking) or _first_unpaused(self._waiting)
         # A request out of pages that was paused since then blocks no admission: the next plan would not count it.
         is_out_of_pages = _first_unpaused(self._growth.out_of_pages) is not None
-        return None if not self._slots.free or self._admissions_closed or is_out_of_pages else request
+        return None if not self._free_slots or self._admissions_closed or is_out_of_pages else request
 
 
 class ChunkPlanner:

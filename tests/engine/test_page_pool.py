@@ -1,30 +1,10 @@
-"""Pools of slots and pages: nobody is given what another holds, and everything comes back."""
+"""The pool of pages: nobody is given what another holds, and everything comes back."""
 
 import random
 
 import pytest
 
-from sonoro.runtime.slots import PagePool, SlotPool
-
-
-def test_every_slot_is_taken_once_the_lowest_first() -> None:
-    pool = SlotPool(3)
-    assert [pool.acquire() for _ in range(3)] == [0, 1, 2]
-    assert pool.free == 0
-    pool.release(2)
-    pool.release(0)
-    assert pool.free == 2
-    assert pool.acquire() == 0
-
-
-def test_a_slot_too_many_or_given_twice_is_a_mistake() -> None:
-    pool = SlotPool(1)
-    slot = pool.acquire()
-    with pytest.raises(AssertionError, match="no slot"):
-        pool.acquire()
-    pool.release(slot)
-    with pytest.raises(AssertionError, match="free already"):
-        pool.release(slot)
+from sonoro.engine.pages import PagePool
 
 
 def test_a_shared_page_is_free_when_the_last_owner_gives_it_back() -> None:
