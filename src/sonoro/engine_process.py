@@ -84,7 +84,7 @@ def main() -> NoReturn:
                 loading.join()
                 phases.end("weights")
                 engine = Engine(loaded.model, wanted.config, executor=executor, phases=phases)
-                engine.voices.warm_up()
+                engine.voices.encoder.warm_up()
                 phases.end("voices")
         # The engine's objects live as long as the process; keep collections from walking them.
         gc.collect()

@@ -138,7 +138,7 @@ class Peaks(Phases):
 loaded = registry.load(model, device="cuda", load_format="dummy", quantization=quantization)
 phases.end("weights")
 engine = Engine(loaded.model, EngineConfig(slots=4, quantization=quantization), phases=phases)
-engine.voices.warm_up()
+engine.voices.encoder.warm_up()
 phases.end("voices")
 print(json.dumps(peaks))
 """

@@ -143,8 +143,8 @@ with recording(card, checked.append):
     loaded = registry.load(sys.argv[1], device=torch.device("meta"), load_format="dummy")
     config = EngineConfig(slots=8, codec_batches=(1,), prefill_buckets=(16,), is_eager=True)
     runner = Runner(loaded.model, config.resolve())
-with recording(card, served.append):
-    runner.warm_up()
+with recording(card, served.append), runner.active():
+    runner.graphs.run_all()
 assert attention(checked) == attention(served) != set()
 """
 
@@ -561,8 +561,9 @@ misfits = KernelCache(settings, current_card()).misfits
 assert not misfits, f"there is something to compile: {misfits}"
 loaded = registry.load(settings.model, load_format="dummy")
 engine = Engine(loaded.model, settings.config)
-engine.voices.warm_up()
+engine.voices.encoder.warm_up()
 while engine.runner.graphs.to_come:
-    engine.runner.capture_next()
+    with engine.runner.active():
+        engine.runner.graphs.capture_next()
 print(len(hits), *missed)
 """

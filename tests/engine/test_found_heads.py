@@ -53,7 +53,8 @@ def be_quiet(engine: Engine) -> int:
     steps = 0
     while engine.has_quiet_work:
         if engine.runner.graphs.to_come:
-            engine.runner.capture_next()
+            with engine.runner.active():
+                engine.runner.graphs.capture_next()
         else:
             engine.find_heads()
         steps += 1

@@ -99,7 +99,8 @@ def test_an_engine_that_is_ready_early_speaks_alike_until_all_is_captured_and_af
         for request, samples in zip(requests, expected, strict=True):
             np.testing.assert_array_equal(audio(events, request.id), samples)
         assert engine.is_idle
-        engine.runner.capture_next()
+        with engine.runner.active():
+            engine.runner.graphs.capture_next()
         to_come.append(engine.runner.graphs.to_come)
     assert to_come == [*range(to_come[0], -1, -1)]
     # What admits sines refuses slots that nothing is staged for, as those are that a graph is captured on.
@@ -122,7 +123,8 @@ def test_kernels_of_a_size_are_checked_before_it_is_captured(monkeypatch: pytest
     runner = Runner(Watched(), config_of(**SIZES, is_ready_early=True))
     assert events == [("checked", 1), ("checked", 3), ("captured", 3), ("captured", 1)]
     while runner.graphs.to_come:
-        runner.capture_next()
+        with runner.active():
+            runner.graphs.capture_next()
     assert events[4:] == [("checked", 2), ("captured", 2)]
 
 

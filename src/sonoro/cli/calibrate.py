@@ -27,12 +27,14 @@ def calibrate(
     from sonoro.core.errors import ConfigError, OutputError
     from sonoro.engine import word_heads
     from sonoro.models import registry
+    from sonoro.models.words import ShowsWords
+    from sonoro.words.heads import FILE, write_heads
 
     loaded = registry.load(model, device=device, dtype=dtype, load_format=load_format)
     folder = registry.locate(model) if load_format == "auto" else None
     ConfigError.unless(bool(output or folder), "output", None, "name a file: the model has no folder")
-    file = output or word_heads.heads_file(folder or Path())
-    is_kept = output is None and word_heads.is_measured(loaded.model)
+    file = output or (folder or Path()) / FILE
+    is_kept = output is None and isinstance(loaded.model, ShowsWords) and loaded.model.word_heads.is_measured
     ConfigError.unless(not is_kept, "output", None, f"{file} was measured: name another file")
     check_place(file)
     found = word_heads.calibrate(loaded.model, voice=voice)
@@ -46,6 +48,6 @@ def calibrate(
     if not found.heads.places:
         show("no head follows the text: this model has no word times")
     try:
-        show(f"{found.write(file)}")
+        show(f"{write_heads(file, found.heads)}")
     except OSError as error:
         raise OutputError(f"cannot write {file}: {error.strerror}") from error

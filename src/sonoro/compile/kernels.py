@@ -38,7 +38,8 @@ from sonoro.core.config import is_log_json, log_level, usable_cores
 from sonoro.core.logs import configure_logging
 from sonoro.engine.device_state import CHECKED_BATCH
 from sonoro.engine.runner import Runner
-from sonoro.engine.voices import Inline, Voices
+from sonoro.engine.voice_encoder import VoiceEncoder
+from sonoro.engine.voices import Inline
 from sonoro.engine.word_heads import watch_some_head
 from sonoro.models import registry
 from sonoro.transport.messages import WorkerSettings
@@ -61,9 +62,11 @@ def list_variants(settings: WorkerSettings, card: Card, note: Callable[[Variant]
         how = {"load_format": "dummy", "quantization": config.quantization}
         model = registry.load(settings.model, device=nowhere, dtype=settings.dtype, **how).model
         watch_some_head(model)
-        Runner(model, config).warm_up()
+        runner = Runner(model, config)
+        with runner.active():
+            runner.graphs.run_all()
         with ReadingZeros():
-            Voices(model, config, Inline(), nowhere, ()).warm_up()
+            VoiceEncoder(model, Inline(), nowhere, ()).warm_up()
 
 
 def compile_kernels(

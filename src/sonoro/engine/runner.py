@@ -112,8 +112,8 @@ class Runner:
     """A model's device state and the `graphs` that advance it. Ready once constructed.
 
     Construction captures all sizes or, if `config.is_ready_early`, some of each kind including the largest;
-    `capture_next` captures the others. The attribute `config` is resolved, with the batch sizes to pad to. `phases`
-    receives the durations. Raises `ConfigError` naming the field if the model does not fit the device.
+    `graphs.capture_next` captures the others. The attribute `config` is resolved, with the batch sizes to pad to.
+    `phases` receives the durations. Raises `ConfigError` naming the field if the model does not fit the device.
     """
 
     def __init__(self, model: SpeechModel, config: EngineConfig, phases: Phases | None = None) -> None:
@@ -162,16 +162,6 @@ class Runner:
         """A context with inference mode and this runner's streams; the model must be called in it."""
         with torch.inference_mode(), torch.cuda.stream(self._decoding.own_stream), torch.cuda.stream(self._stream):
             yield
-
-    def warm_up(self) -> None:
-        """Run every size of every kind once on the scratch slot, so that all kernels are compiled and loaded."""
-        with self.active():
-            self.graphs.run_all()
-
-    def capture_next(self) -> None:
-        """Capture one of the sizes of `graphs.to_come`, as `GraphSets.capture_next` does."""
-        with self.active():
-            self.graphs.capture_next()
 
     def watch(self) -> None:
         """Watch the model's `word_heads` from now on. The model had none before, and no slot may be in use.

@@ -53,7 +53,7 @@ class Voices:
         readers: Sequence[torch.cuda.Stream],
     ) -> None:
         self._model, self._config = model, config
-        self._encoder = VoiceEncoder(model, executor, codec_device, readers)
+        self.encoder = VoiceEncoder(model, executor, codec_device, readers)
         self.awaiting: dict[Request, Future[Voice]] = {}
         """Requests that wait for their voices, in order of arrival. Read-only to the caller."""
         self.saving: dict[Future[EncodedVoice], Future[Voice]] = {}
@@ -114,7 +114,7 @@ class Voices:
         self._model.spec.check_cloning("ref_audio")
         for reference in references:
             reference.check()
-        encoder, digest = self._encoder, content_hash(references)
+        encoder, digest = self.encoder, content_hash(references)
         job = partial(encoder.encode, references)
         # `save` runs next, so the voice must not be one that is still to be fetched.
         voice = encoder.submit(job) if digest in self._wanted else self._get(digest, partial(encoder.submit, job))
@@ -127,7 +127,7 @@ class Voices:
         """Load the wanted voice of `digest` from `data`. If that fails, so do the requests that wait for it."""
         voice = self._wanted.pop(digest, None)
         if voice is not None and voice.set_running_or_notify_cancel():
-            loaded = self._encoder.submit(partial(self._encoder.load, data))
+            loaded = self.encoder.submit(partial(self.encoder.load, data))
             loaded.add_done_callback(partial(_hand_on, voice))
 
     def lose(self, digest: str, error: Exception) -> None:
@@ -135,10 +135,6 @@ class Voices:
         voice = self._wanted.pop(digest, None)
         if voice is not None and voice.set_running_or_notify_cancel():
             voice.set_exception(error)
-
-    def warm_up(self) -> None:
-        """Make kernels and memory ready, as `VoiceEncoder.warm_up` does."""
-        self._encoder.warm_up()
 
     def _of(self, params: SpeechRequest) -> Future[Voice]:
         """A future of the voice that resolved `params` name or bring."""
@@ -148,8 +144,8 @@ class Voices:
             voice.set_result(self._model.voice_of(params.speaker_embedding))
             return voice
         if params.references:
-            job = partial(self._encoder.encode, params.references)
-            return self._get(content_hash(params.references), partial(self._encoder.submit, job))
+            job = partial(self.encoder.encode, params.references)
+            return self._get(content_hash(params.references), partial(self.encoder.submit, job))
         assert params.voice_digest is not None
         return self._get(params.voice_digest, partial(self._want, params.voice_digest))
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -28,7 +27,7 @@ from sonoro.models.words import ShowsWords
 from sonoro.runtime.ring import upload
 from sonoro.text.splitting import frames_bound
 from sonoro.words.calibration import Candidate, Reading, candidates, choose, judge
-from sonoro.words.heads import FILE, WordHeads, read_table, write_heads
+from sonoro.words.heads import WordHeads, read_table, write_heads
 from sonoro.words.spans import spoken_words, word_spans
 from sonoro.words.tracking import AHEAD, Pointing
 
@@ -53,20 +52,6 @@ class Calibration:
 
     heads: WordHeads
     judged: dict[str, list[Candidate]]
-
-    def write(self, file: Path) -> Path:
-        """Write the table to `file`; returns its path."""
-        return write_heads(file, self.heads)
-
-
-def heads_file(folder: Path) -> Path:
-    """The table of heads of the checkpoint in `folder`."""
-    return folder / FILE
-
-
-def is_measured(model: Any) -> bool:
-    """Whether `model` has heads that were measured against an aligner."""
-    return isinstance(model, ShowsWords) and model.word_heads.is_measured
 
 
 def calibrate(model: SpeechModel, *, voice: str | None = None, texts: Sequence[str] = TEXTS) -> Calibration:

@@ -141,7 +141,9 @@ class Worker:
         if not self._engine.runner.graphs.to_come:
             self._engine.find_heads()
             return
-        self._engine.runner.capture_next()
+        runner = self._engine.runner
+        with runner.active():
+            runner.graphs.capture_next()
         self._link.send([self._ready_now()])
 
     def _note_tick(self, started_at_s: float) -> None:

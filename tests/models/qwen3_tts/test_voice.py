@@ -268,7 +268,7 @@ def test_on_a_gpu_a_voice_made_beside_running_streams_is_the_one_made_alone(use:
     model = registry.load("qwen3-tts-0.6b-base", device="cuda", load_format="dummy").model
     config = EngineConfig(slots=4, chunk_frames=(1, 4))
     engine = Engine(model, config, executor=ThreadPoolExecutor(1))
-    engine.voices.warm_up()
+    engine.voices.encoder.warm_up()
     reference, others = reference_of(noise(20.0), text="Noise." if use == "prompt" else None), []
     for turn in range(3):
         # What has been encoded is kept under its digest.
