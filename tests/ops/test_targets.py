@@ -70,7 +70,7 @@ on, variants = card_named("NVIDIA {card}"), {}
 with recording(on, variants.setdefault), torch.inference_mode():
     x, gain, scale = (torch.empty(size, device="meta") for size in ((1, 2048), (2048,), (64,)))
     weight = torch.empty(64, 2048, device="meta").to({dtype})
-    norm_linear_kernel(x.bfloat16(), gain.bfloat16(), 1e-6, weight, scale, from_text("gemv 8 1024 4"))
+    norm_linear_kernel(x.bfloat16(), gain.bfloat16(), 1e-6, weight, scale, plan=from_text("gemv 8 1024 4"))
 (variant,) = variants
 compiled = compile_variant(variant, on, is_measured=True)
 assert not compiled.error, compiled.error

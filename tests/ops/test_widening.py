@@ -33,7 +33,7 @@ def blocks(plan: str, folder: Path, *, is_gated: bool = False) -> Iterator[tuple
         x, weight, scale = (torch.empty(shape, device="meta") for shape in ((64, 512), (512, 512), (512,)))
         rows = x[:1] if plan.startswith("gemv") else x
         product = gate_up_kernel if is_gated else linear_kernel
-        product(rows.bfloat16(), weight.to(torch.float8_e4m3fn), scale, from_text(plan))
+        product(rows.bfloat16(), weight.to(torch.float8_e4m3fn), scale, plan=from_text(plan))
     (variant,) = (one for one in variants if one.kernel.endswith(("_gemv_kernel", "tile_kernel")))
     with triton.knobs.cache.scope():
         triton.knobs.cache.dir = str(folder)

@@ -212,7 +212,7 @@ def test_a_graph_with_a_reference_in_place_of_a_kernel_is_counted_apart(
         raise RuntimeError("no such instruction")
 
     monkeypatch.setattr(Operation, "known", [*Operation.known])
-    plus = Operation("plus", fails, lambda x: x + 1)
+    plus = Operation(fails, lambda x: x + 1, name="plus")
     graphs = GraphSet("test", lambda slots: plus(slots) if len(slots) > 1 else slots + 1, (1, 2), SLOTS, cuda_stream)
     graphs.capture()
     for slots in ([0], [0, 1], [1, 0], [1]):

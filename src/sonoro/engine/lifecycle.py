@@ -121,14 +121,7 @@ class Lifecycle:
     An error of one request fails that request alone. Call it with the runner `active`, except `cancel`.
     """
 
-    def __init__(
-        self,
-        runner: Runner,
-        scheduler: Scheduler,
-        prompts: Prompts,
-        voices: Voices,
-        output: Output,
-    ) -> None:
+    def __init__(self, runner: Runner, scheduler: Scheduler, prompts: Prompts, voices: Voices, output: Output) -> None:
         self._runner, self._scheduler, self._prompts, self._voices = runner, scheduler, prompts, voices
         self._output = output
         self.requests: dict[str, Request] = {}

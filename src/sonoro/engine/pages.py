@@ -237,12 +237,7 @@ class PageGrowth:
     """
 
     def __init__(
-        self,
-        pager: Pager,
-        pool: PagePool,
-        running: list[Request],
-        frame_s: float,
-        preempt: Callable[[Request], None],
+        self, pager: Pager, pool: PagePool, running: list[Request], frame_s: float, preempt: Callable[[Request], None]
     ) -> None:
         self._pager, self._pool, self._running, self._frame_s = pager, pool, running, frame_s
         self._preempt = preempt

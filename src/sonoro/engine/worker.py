@@ -131,17 +131,15 @@ class Worker:
     def _work_in_quiet(self) -> None:
         """After a moment without requests, capture one of the graphs to come and send a new `Ready`; when all are
         captured, advance the search for word heads."""
-        started_at_s = time.perf_counter()
         if self._is_compiling:  # polled in any case: `is_compiled` also reaps the compiler process
             self._is_compiling = not self._is_compiled()
-        if self._is_compiling or not self._engine.has_quiet_work:
-            return
-        if self._encoding or started_at_s < self._quiet_from_s:
-            return
-        if not self._engine.runner.graphs.to_come:
-            self._engine.find_heads()
+        is_too_early = time.perf_counter() < self._quiet_from_s
+        if self._is_compiling or self._encoding or is_too_early or not self._engine.has_quiet_work:
             return
         runner = self._engine.runner
+        if not runner.graphs.to_come:
+            self._engine.find_heads()
+            return
         with runner.active():
             runner.graphs.capture_next()
         self._link.send([self._ready_now()])

@@ -116,7 +116,6 @@ def _is_dense(x: Tensor, channel_dim: int) -> bool:
 
 
 snake_beta = Operation(
-    "snake_beta",
     snake_beta_kernel,
     snake_beta_reference,
     lambda x, exp_alpha, inverse_beta, channel_dim=1: x.numel() > 0 and _is_dense(x, channel_dim),

@@ -235,13 +235,17 @@ def decode_attention_kernel(
         qkv=qkv, q_norm=q_norm, k_norm=k_norm, cos=rotary[0], sin=rotary[1], **cache._asdict(), positions=positions,
         partial_acc=partial_acc, partial_ml=partial_ml, semaphores=semaphores, out=out, count=batch,
         qkv_stride=qkv.stride(0), page_table_stride=cache.page_table.stride(0), eps=norms.eps,
-        # The scale includes log2(e): exp2 is a single instruction.
-        scale=math.log2(math.e) / math.sqrt(width), NEW_TOKENS=tokens // batch, NUM_KV_HEADS=kv_heads,
+        scale=exp2_scale(width), NEW_TOKENS=tokens // batch, NUM_KV_HEADS=kv_heads,
         PROGRAMS_PER_KV_HEAD=programs_per_kv_head, GROUP_SIZE=group_size, HEAD_DIM=width, PAGE_SIZE=page,
         LANES=lanes, TILES=tiles, NUM_SPLITS=num_splits, MIN_SPLIT=min_split, IS_SINGLE_BLOCK=capacity <= lanes * tiles,
         IS_NORMED=norms.query is not None, num_warps=warps, **pdl_options(qkv.device, enable_pdl=enable_pdl),
     )  # fmt: skip
     return out
+
+
+def exp2_scale(width: int) -> float:
+    """The scale of attention scores for heads of `width`, times log2(e): kernels use exp2, a single instruction."""
+    return math.log2(math.e) / math.sqrt(width)
 
 
 def takes_heads(qkv: Tensor, norms: HeadNorms, rotary: Rotary, cache: PagedKV, positions: Tensor) -> bool:
@@ -273,6 +277,4 @@ def is_power_of_two(number: int, low: int, high: int) -> bool:
     return low <= number <= high and number & (number - 1) == 0
 
 
-decode_attention = Operation(
-    "decode_attention", decode_attention_kernel, decode_attention_reference, _can_decode, can_shrink=True
-)
+decode_attention = Operation(decode_attention_kernel, decode_attention_reference, _can_decode, can_shrink=True)

@@ -239,8 +239,7 @@ if triton is not None:
 def embed_sum_kernel(frames: Tensor, tables: Tensor, context: LeftContext = NO_CONTEXT) -> Tensor:
     """`embed_sum_reference` as one Triton kernel."""
     (batch, columns, books), (_, size, channels) = frames.shape, tables.shape
-    assert frames.is_contiguous()
-    assert tables.is_contiguous()
+    assert all(tensor.is_contiguous() for tensor in (frames, tables))
     out = tables.new_empty(batch, context.left + columns, channels)
     if context.left and context.next_history is None:
         out[:, : context.left].zero_()
@@ -260,8 +259,7 @@ def depthwise_norm_kernel(
     """`depthwise_norm_reference` as one Triton kernel."""
     (taps, channels), (norm_weight, norm_bias, eps) = weight.shape, norm
     batch, columns = x.shape[0], x.shape[1] - taps + 1
-    assert x.is_contiguous()
-    assert weight.is_contiguous()
+    assert all(tensor.is_contiguous() for tensor in (x, weight))
     out = weight.new_empty(batch, columns, channels)
     rows = batch * columns
     tails = triton.cdiv(batch * (taps - 1) * channels, COPY_BLOCK) if context.history is not None else 0
@@ -286,8 +284,7 @@ def depthwise_kernel(
     taps, channels = weight.shape
     length = (taps - 1) * dilation
     batch, columns = x.shape[0], x.shape[1] - length
-    assert x.is_contiguous()
-    assert weight.is_contiguous()
+    assert all(tensor.is_contiguous() for tensor in (x, weight))
     out = weight.new_empty(batch, columns, channels)
     rows, block = batch * columns, min(triton.next_power_of_2(channels), 128)
     # Smaller programs if large ones would leave most of the GPU idle.
@@ -317,8 +314,7 @@ def last_conv_kernel(
     """`last_conv_reference` as one Triton kernel; `samples` per program."""
     taps, channels = weight.shape
     batch, columns = x.shape[0], x.shape[1] - taps + 1
-    assert x.is_contiguous()
-    assert weight.is_contiguous()
+    assert all(tensor.is_contiguous() for tensor in (x, weight))
     out = x.new_empty(batch, columns, dtype=torch.float32)
     rows = batch * columns
     tiles = triton.cdiv(rows, samples)
@@ -336,7 +332,7 @@ def _is_supported(x: Tensor, weight: Tensor, *_: object, **__: object) -> bool:
     return weight.dtype != torch.float64
 
 
-embed_sum = Operation("embed_sum", embed_sum_kernel, embed_sum_reference, _is_supported)
-depthwise_norm = Operation("depthwise_norm", depthwise_norm_kernel, depthwise_norm_reference, _is_supported)
-depthwise = Operation("depthwise", depthwise_kernel, depthwise_reference, _is_supported)
-last_conv = Operation("last_conv", last_conv_kernel, last_conv_reference, _is_supported)
+embed_sum = Operation(embed_sum_kernel, embed_sum_reference, _is_supported)
+depthwise_norm = Operation(depthwise_norm_kernel, depthwise_norm_reference, _is_supported)
+depthwise = Operation(depthwise_kernel, depthwise_reference, _is_supported)
+last_conv = Operation(last_conv_kernel, last_conv_reference, _is_supported)

@@ -431,4 +431,4 @@ def _is_supported(x: Tensor, weight: Tensor, *_: object, **__: object) -> bool:
     return weight.dtype in (torch.bfloat16, torch.float16) and weight.shape[2] % 16 == 0
 
 
-conv = Operation("conv", conv_kernel, conv_reference, _is_supported, can_shrink=True)
+conv = Operation(conv_kernel, conv_reference, _is_supported, can_shrink=True)

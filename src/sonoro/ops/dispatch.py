@@ -56,7 +56,8 @@ class Operation:
     The kernel runs for tensors on a GPU (or on the meta device while launches are recorded), without gradients, if
     `is_supported` accepts them. If a launch fails, then for those shapes alone smaller blocks are tried, if the kernel
     `can_shrink` (it takes the number of steps as `shrink`), and then the reference runs; one warning says which, and
-    the cost. A kernel that fails `check` is disabled for all shapes."""
+    the cost. A kernel that fails `check` is disabled for all shapes. `name` is by default that of the kernel's function
+    without "_kernel"."""
 
     has_kernels: ClassVar[bool] = True
     """Whether kernels are enabled: see `references_alone`."""
@@ -69,14 +70,15 @@ class Operation:
 
     def __init__(
         self,
-        name: str,
         kernel: Callable[..., Any],
         reference: Callable[..., Any],
         is_supported: Callable[..., bool] = lambda *args, **kwargs: True,
         *,
         can_shrink: bool = False,
+        name: str = "",
     ) -> None:
-        self.name, self.kernel, self.reference, self.is_supported = name, kernel, reference, is_supported
+        self.name = name or kernel.__name__.removesuffix("_kernel")
+        self.kernel, self.reference, self.is_supported = kernel, reference, is_supported
         self.can_shrink, self.is_broken = can_shrink, triton is None
         self.fallbacks: dict[Hashable, Fallback] = {}
         """By shapes, what runs since a launch failed."""

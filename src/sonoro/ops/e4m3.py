@@ -320,8 +320,6 @@ def _takes_residual_norm(
     return is_known and weight.shape[0] <= 16384 and is_row_major(residual, norm_weight)
 
 
-quantize_rows = Operation("quantize_rows", quantize_rows_kernel, quantize_rows_reference, _takes_norm)
-e4m3_linear = Operation("e4m3_linear", e4m3_linear_kernel, e4m3_linear_reference, _takes_weight)
-e4m3_linear_add_norm = Operation(
-    "e4m3_linear_add_norm", e4m3_linear_add_norm_kernel, e4m3_linear_add_norm_reference, _takes_residual_norm
-)
+quantize_rows = Operation(quantize_rows_kernel, quantize_rows_reference, _takes_norm)
+e4m3_linear = Operation(e4m3_linear_kernel, e4m3_linear_reference, _takes_weight)
+e4m3_linear_add_norm = Operation(e4m3_linear_add_norm_kernel, e4m3_linear_add_norm_reference, _takes_residual_norm)

@@ -167,4 +167,4 @@ def _can_advance(
     )
 
 
-advance = Operation("advance", advance_kernel, advance_reference, _can_advance)
+advance = Operation(advance_kernel, advance_reference, _can_advance)

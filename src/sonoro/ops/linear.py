@@ -10,6 +10,8 @@ A weight is stored in the dtype of what it multiplies, or in 8 bits with a `scal
 
 from __future__ import annotations
 
+from typing import TypedDict, Unpack
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -112,64 +114,47 @@ def _cublas_gate_up(x: Tensor, weight: Tensor, scale: Tensor | None, plan: Cubla
     return out
 
 
-def _chosen(x: Tensor, weight: Tensor, is_gated: bool, plan: Plan | None, shrink: int) -> Plan:
+class Choice(TypedDict, total=False):
+    """Keyword arguments of every kernel here: the `plan` (default: chosen by size), and `shrink` as in `Operation`."""
+
+    plan: Plan | None
+    shrink: int
+
+
+def _chosen(x: Tensor, weight: Tensor, is_gated: bool, *, plan: Plan | None = None, shrink: int = 0) -> Plan:
     return shrunk(plan or plan_for(x.shape[0], weight, is_gated), smaller, shrink)
 
 
-def linear_kernel(
-    x: Tensor, weight: Tensor, scale: Tensor | None = None, plan: Plan | None = None, *, shrink: int = 0
-) -> Tensor:
+def linear_kernel(x: Tensor, weight: Tensor, scale: Tensor | None = None, **choice: Unpack[Choice]) -> Tensor:
     """`linear_reference` in one or two launches; no gradient."""
     rows = x.flatten(0, -2)
-    return _matmul(rows, weight, scale, _chosen(rows, weight, False, plan, shrink)).unflatten(0, x.shape[:-1])
+    return _matmul(rows, weight, scale, _chosen(rows, weight, False, **choice)).unflatten(0, x.shape[:-1])
 
 
-def gate_up_kernel(
-    x: Tensor, weight: Tensor, scale: Tensor | None = None, plan: Plan | None = None, *, shrink: int = 0
-) -> Tensor:
+def gate_up_kernel(x: Tensor, weight: Tensor, scale: Tensor | None = None, **choice: Unpack[Choice]) -> Tensor:
     """`gate_up_reference` in one or two launches; no gradient."""
-    return _matmul(x, weight, scale, _chosen(x, weight, True, plan, shrink), is_gated=True)
+    return _matmul(x, weight, scale, _chosen(x, weight, True, **choice), is_gated=True)
 
 
 def norm_linear_kernel(
-    x: Tensor,
-    norm_weight: Tensor,
-    eps: float,
-    weight: Tensor,
-    scale: Tensor | None = None,
-    plan: Plan | None = None,
-    *,
-    shrink: int = 0,
+    x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, scale: Tensor | None = None, **choice: Unpack[Choice]
 ) -> Tensor:
     """`norm_linear_reference` in one or two launches; no gradient."""
-    return _matmul(x, weight, scale, _chosen(x, weight, False, plan, shrink), (norm_weight, eps))
+    return _matmul(x, weight, scale, _chosen(x, weight, False, **choice), (norm_weight, eps))
 
 
 def norm_gate_up_kernel(
-    x: Tensor,
-    norm_weight: Tensor,
-    eps: float,
-    weight: Tensor,
-    scale: Tensor | None = None,
-    plan: Plan | None = None,
-    *,
-    shrink: int = 0,
+    x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, scale: Tensor | None = None, **choice: Unpack[Choice]
 ) -> Tensor:
     """`norm_gate_up_reference` in one to three launches; no gradient."""
-    return _matmul(x, weight, scale, _chosen(x, weight, True, plan, shrink), (norm_weight, eps), is_gated=True)
+    return _matmul(x, weight, scale, _chosen(x, weight, True, **choice), (norm_weight, eps), is_gated=True)
 
 
 def linear_add_kernel(
-    x: Tensor,
-    weight: Tensor,
-    residual: Tensor,
-    scale: Tensor | None = None,
-    plan: Plan | None = None,
-    *,
-    shrink: int = 0,
+    x: Tensor, weight: Tensor, residual: Tensor, scale: Tensor | None = None, **choice: Unpack[Choice]
 ) -> Tensor:
     """`linear_add_reference` in one or two launches; no gradient."""
-    return _matmul(x, weight, scale, _chosen(x, weight, False, plan, shrink), residual=residual)
+    return _matmul(x, weight, scale, _chosen(x, weight, False, **choice), residual=residual)
 
 
 def joins_norm(x: Tensor, weight: Tensor) -> bool:
@@ -188,12 +173,10 @@ def linear_add_norm_kernel(
     norm_weight: Tensor,
     eps: float,
     scale: Tensor | None = None,
-    plan: Plan | None = None,
-    *,
-    shrink: int = 0,
+    **choice: Unpack[Choice],
 ) -> tuple[Tensor, Tensor]:
     """`linear_add_norm_reference` in two launches; no gradient."""
-    plan = _chosen(x, weight, False, plan, shrink)
+    plan = _chosen(x, weight, False, **choice)
     if isinstance(plan, CublasPlan):
         partial = _cublas_matmul(x, weight, scale)[None]
     elif isinstance(plan, TilePlan) and plan.split_k > 1:
@@ -227,11 +210,9 @@ def _takes_weight(x: Tensor, weight: Tensor, scale: Tensor | None) -> bool:
     return is_known and weight.numel() > 0 and weight.is_contiguous()
 
 
-linear = Operation("linear", linear_kernel, linear_reference, _takes_rows, can_shrink=True)
-gate_up = Operation("gate_up", gate_up_kernel, gate_up_reference, _takes_rows, can_shrink=True)
-norm_linear = Operation("norm_linear", norm_linear_kernel, norm_linear_reference, _takes_norm, can_shrink=True)
-norm_gate_up = Operation("norm_gate_up", norm_gate_up_kernel, norm_gate_up_reference, _takes_norm, can_shrink=True)
-linear_add = Operation("linear_add", linear_add_kernel, linear_add_reference, _takes_residual, can_shrink=True)
-linear_add_norm = Operation(
-    "linear_add_norm", linear_add_norm_kernel, linear_add_norm_reference, _takes_residual_norm, can_shrink=True
-)
+linear = Operation(linear_kernel, linear_reference, _takes_rows, can_shrink=True)
+gate_up = Operation(gate_up_kernel, gate_up_reference, _takes_rows, can_shrink=True)
+norm_linear = Operation(norm_linear_kernel, norm_linear_reference, _takes_norm, can_shrink=True)
+norm_gate_up = Operation(norm_gate_up_kernel, norm_gate_up_reference, _takes_norm, can_shrink=True)
+linear_add = Operation(linear_add_kernel, linear_add_reference, _takes_residual, can_shrink=True)
+linear_add_norm = Operation(linear_add_norm_kernel, linear_add_norm_reference, _takes_residual_norm, can_shrink=True)

@@ -155,7 +155,6 @@ def is_row_major(*tensors: Tensor) -> bool:
 
 
 rms_norm = Operation(
-    "rms_norm",
     rms_norm_kernel,
     rms_norm_reference,
     lambda x, weight, eps: x.ndim == 2 and x.shape[1] <= 16384 and is_row_major(x, weight),

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sonoro.ops.attention import DTYPES, HeadNorms, PagedKV, Rotary, is_power_of_two
+from sonoro.ops.attention import DTYPES, HeadNorms, PagedKV, Rotary, exp2_scale, is_power_of_two
 from sonoro.ops.dispatch import Operation
 from sonoro.ops.norm import pdl_options, unit_rms
 
@@ -137,9 +137,7 @@ def point_kernel(
         qkv=qkv, q_norm=query_norm, cos=rotary[0], sin=rotary[1], keys=cache.keys, page_table=cache.page_table,
         slots=cache.slots, positions=positions, heads=heads, spans=spans, out=out, qkv_stride=qkv.stride(0),
         page_table_stride=cache.page_table.stride(0), out_stride=out.stride(0), head_stride=out.stride(1),
-        columns=out.shape[2], eps=norms.eps,
-        # The scale includes log2(e): exp2 is a single instruction.
-        scale=math.log2(math.e) / math.sqrt(width), NUM_KV_HEADS=kv_heads,
+        columns=out.shape[2], eps=norms.eps, scale=exp2_scale(width), NUM_KV_HEADS=kv_heads,
         GROUP_SIZE=qkv.shape[1] // width // kv_heads - 2, HEAD_DIM=width, PAGE_SIZE=page, BLOCK=_BLOCK,
         OUT_BLOCK=_OUT_BLOCK, IS_NORMED=norms.query is not None, num_warps=_WARPS, **pdl_options(qkv.device),
     )  # fmt: skip
@@ -160,4 +158,4 @@ def _can_point(
     )
 
 
-point = Operation("point", point_kernel, point_reference, _can_point)
+point = Operation(point_kernel, point_reference, _can_point)

@@ -104,4 +104,4 @@ def keep_prompt_kernel(
     return out
 
 
-keep_prompt = Operation("keep_prompt", keep_prompt_kernel, keep_prompt_reference, takes_heads)
+keep_prompt = Operation(keep_prompt_kernel, keep_prompt_reference, takes_heads)

@@ -200,9 +200,7 @@ def _can_run(logits: Tensor, noise: Tensor, sampling: Sampling, table: Tensor, i
     )
 
 
-sample_repetition_aware = Operation(
-    "sample_repetition_aware", sample_repetition_aware_kernel, sample_repetition_aware_reference, _can_run
-)
+sample_repetition_aware = Operation(sample_repetition_aware_kernel, sample_repetition_aware_reference, _can_run)
 
 
 def check_kernels(rows: int, vocabulary: int, table: Tensor, window: int) -> None:

@@ -260,19 +260,13 @@ def _can_mask(logits: Tensor, seen: Tensor, penalty: Tensor, banned: Tensor) -> 
 
 
 gumbel_noise = Operation(
-    "gumbel_noise",
     gumbel_noise_kernel,
     gumbel_noise_reference,
     lambda seed, segment, frame, codebooks, vocabulary: seed.numel() * codebooks * vocabulary > 0,
 )
 normal_noise = Operation(
-    "normal_noise",
-    normal_noise_kernel,
-    normal_noise_reference,
-    lambda seed, segment, frame, count: seed.numel() * count > 0,
+    normal_noise_kernel, normal_noise_reference, lambda seed, segment, frame, count: seed.numel() * count > 0
 )
-sample = Operation("sample", sample_kernel, sample_reference, _can_sample)
-sample_and_embed = Operation(
-    "sample_and_embed", sample_and_embed_kernel, sample_and_embed_reference, _can_sample_and_embed
-)
-mask_logits = Operation("mask_logits", mask_logits_kernel, mask_logits_reference, _can_mask)
+sample = Operation(sample_kernel, sample_reference, _can_sample)
+sample_and_embed = Operation(sample_and_embed_kernel, sample_and_embed_reference, _can_sample_and_embed)
+mask_logits = Operation(mask_logits_kernel, mask_logits_reference, _can_mask)

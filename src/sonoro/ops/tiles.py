@@ -213,10 +213,9 @@ def launch_tiles(
     """`tile_matmul` without split-K; with it, the sums [SPLIT_K, B, N] float32 over consecutive parts of K."""
     (batch, width_in), width_out = x.shape, weight.shape[0] // (1 + is_gated)
     assert plan.split_k == 1 or (width_in % (plan.split_k * plan.slice_k * plan.block_k) == 0 and not is_gated), plan
-    if plan.split_k > 1:
-        out = torch.empty((plan.split_k, batch, width_out), dtype=torch.float32, device=x.device)
-    else:
-        out = torch.empty((batch, width_out), dtype=x.dtype, device=x.device)
+    is_split = plan.split_k > 1
+    shape = (plan.split_k, batch, width_out) if is_split else (batch, width_out)
+    out = torch.empty(shape, dtype=torch.float32 if is_split else x.dtype, device=x.device)
     _tile_kernel[(triton.cdiv(batch, plan.block_m), triton.cdiv(width_out, plan.block_n), plan.split_k)](
         x=x, weight=weight, scale=scale, residual=residual, out=out, batch=batch,
         x_stride=x.stride(0), residual_stride=stride_of(residual), N=width_out, K=width_in,

@@ -5,14 +5,13 @@ A Triton kernel beside its torch reference.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sonoro.ops.attention import DTYPES, PagedKV, is_power_of_two
+from sonoro.ops.attention import DTYPES, PagedKV, exp2_scale, is_power_of_two
 from sonoro.ops.device import Card, card
 from sonoro.ops.dispatch import Operation, shrunk
 
@@ -130,7 +129,7 @@ def varlen_attention_kernel(
         queries=queries, keys=keys, values=values, starts=starts, cached_lengths=cached_lengths, slots=cache.slots,
         page_keys=cache.keys, page_values=cache.values, page_table=cache.page_table, out=out, tokens=tokens,
         query_stride=queries.stride(0), key_stride=keys.stride(0), value_stride=values.stride(0),
-        page_table_stride=cache.page_table.stride(0), scale=math.log2(math.e) / math.sqrt(width), NUM_HEADS=heads,
+        page_table_stride=cache.page_table.stride(0), scale=exp2_scale(width), NUM_HEADS=heads,
         GROUP_SIZE=heads // keys.shape[1], HEAD_DIM=width, PAGE_SIZE=cache.keys.shape[1], BLOCK_M=block_m,
         # Triton's interpreter reads bfloat16 operands of tl.dot as integers; float32 gives the same products.
         BLOCK_N=block_n, IS_INTERPRETED=triton.knobs.runtime.interpret, num_warps=4, num_stages=stages,
@@ -145,11 +144,9 @@ def _can_run(
     width = queries.shape[-1]
     return (
         queries.dtype in DTYPES
-        and all(
-            rows.dtype == queries.dtype and rows.stride(2) == 1 and rows.stride(1) == width
-            for rows in (queries, keys, values)
-        )
-        and all(rows.dtype == queries.dtype and rows.is_contiguous() for rows in (page_keys, page_values))
+        and all(rows.dtype == queries.dtype for rows in (keys, values, page_keys, page_values))
+        and all(rows.stride(2) == 1 and rows.stride(1) == width for rows in (queries, keys, values))
+        and all(rows.is_contiguous() for rows in (page_keys, page_values))
         and all(rows.stride(-1) == 1 for rows in (starts, cached_lengths, slots, page_table))
         and queries.numel() > 0
         and is_power_of_two(width, 16, 128)
@@ -157,6 +154,4 @@ def _can_run(
     )
 
 
-varlen_attention = Operation(
-    "varlen_attention", varlen_attention_kernel, varlen_attention_reference, _can_run, can_shrink=True
-)
+varlen_attention = Operation(varlen_attention_kernel, varlen_attention_reference, _can_run, can_shrink=True)

@@ -222,4 +222,4 @@ def _is_supported(qkv: Tensor, heads: tuple[int, int], window: int, *_: object, 
     return qkv.dtype != torch.float64 and heads[0] == heads[1] and is_tiled and is_short
 
 
-window_attention = Operation("window_attention", window_attention_kernel, window_attention_reference, _is_supported)
+window_attention = Operation(window_attention_kernel, window_attention_reference, _is_supported)

@@ -307,5 +307,5 @@ def _copied(state: StepState) -> StepState:
     return state._replace(**tensors)
 
 
-begin_step = Operation("begin_step", begin_kernel, begin_reference, _can_begin)
-finish_step = Operation("finish_step", finish_kernel, finish_reference, _can_finish)
+begin_step = Operation(begin_kernel, begin_reference, _can_begin, name="begin_step")
+finish_step = Operation(finish_kernel, finish_reference, _can_finish, name="finish_step")
