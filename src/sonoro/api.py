@@ -170,12 +170,12 @@ class TTS:
     @property
     def has_words(self) -> bool:
         """Whether the model gives word times; if not, `Audio.words` is None."""
-        return self._shared.engine.has_words
+        return self._shared.engine.found_heads.are_known
 
     @property
     def finds_faults(self) -> bool:
         """Whether the model tells what it did not speak as written; if not, `Audio.faults` is empty."""
-        return self._shared.engine.finds_faults
+        return self._shared.engine.found_heads.have_limits
 
     def remarks(self, text: str) -> tuple[str, ...]:
         """Warnings about `text`: characters that will be left out, or another language.

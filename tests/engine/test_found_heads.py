@@ -56,7 +56,7 @@ def be_quiet(engine: Engine) -> int:
             with engine.runner.active():
                 engine.runner.graphs.capture_next()
         else:
-            engine.find_heads()
+            engine.found_heads.search(engine.runner)
         steps += 1
     return steps
 
@@ -71,10 +71,10 @@ def test_heads_are_found_once_words_are_wanted_and_times_are_estimated(
     plain = speak(engine, "a")
     assert not engine.has_quiet_work
     assert words_of(speak(engine, "b", with_words=True)) is None
-    assert not engine.has_words
+    assert not engine.found_heads.are_known
     launched = sum(engine.runner.graphs.launches["frame"].values())
     assert be_quiet(engine) > 50
-    assert engine.has_words
+    assert engine.found_heads.are_known
     assert sum(engine.runner.graphs.launches["frame"].values()) == launched
     again = speak(engine, "c", with_words=True)
     words = words_of(again)
@@ -113,7 +113,7 @@ def test_nothing_is_searched_for_while_a_request_is_there_and_it_does_not_notice
     speak(engine, "a", with_words=True)
     for _ in range(7):
         assert engine.has_quiet_work
-        engine.find_heads()
+        engine.found_heads.search(engine.runner)
     engine.submit(SpeechRequest(id="b", text=TEXT, seed=3))
     engine.pause("b")
     for _ in range(3):
@@ -127,7 +127,7 @@ def test_nothing_is_searched_for_while_a_request_is_there_and_it_does_not_notice
     expected = speak(alone, "b", seed=3)
     assert b"".join(event.pcm for event in made[:-1]) == b"".join(event.pcm for event in expected[:-1])
     be_quiet(engine)
-    assert engine.has_words
+    assert engine.found_heads.are_known
 
 
 def test_it_can_be_switched_off() -> None:
@@ -177,7 +177,7 @@ def test_of_random_weights_none_is_found_and_that_is_kept(tmp_path: Path, cache:
     engine = Engine(model, dataclasses.replace(CONFIG, max_frames=64))
     first = speak(engine, "a", "Hello.", with_words=True, max_frames=8)
     be_quiet(engine)
-    assert not engine.has_words
+    assert not engine.found_heads.are_known
     again = speak(engine, "b", "Hello.", with_words=True, max_frames=8)
     assert words_of(first) is words_of(again) is None
     assert isinstance(again[-1], Finished)

@@ -101,7 +101,7 @@ def thread() -> Iterator[Executor]:
 
 def until_idle(engine: Engine) -> list[Event]:
     events = []
-    while engine.has_work or engine.is_encoding:
+    while engine.has_work or engine.voices.awaiting:
         events += engine.tick()
     assert_empty(engine)
     return events
@@ -116,13 +116,14 @@ def test_wherever_a_voice_is_encoded_it_sounds_the_same(thread: Executor) -> Non
 
 def test_who_waits_for_a_voice_holds_no_slot_and_is_no_work(engine: Engine, later: Later) -> None:
     engine.submit(clone("a"))
-    assert (engine.scheduler.free_slots, engine.waiting, engine.is_encoding, engine.has_work) == (3, 1, True, False)
+    assert (engine.scheduler.free_slots, engine.waiting, len(engine.voices.awaiting)) == (3, 1, 1)
+    assert not engine.has_work
     assert engine.tick() == []
     later.run()
     assert engine.has_work
     events = drain(engine)
     assert end(events, "a").reason == "stop"
-    assert not engine.is_encoding
+    assert not engine.voices.awaiting
     np.testing.assert_array_equal(audio(events, "a"), speak(clone("a"), Engine(Choosy(), config_of()))[0])
 
 
@@ -289,7 +290,7 @@ def test_an_encoded_voice_that_is_not_here_is_asked_for_once_and_sounds_like_its
     for name in "ab":
         engine.submit(named(name, digest))
     assert engine.voices.take_wanted() == [digest]
-    assert (engine.voices.take_wanted(), engine.is_encoding, engine.has_work) == ([], True, False)
+    assert (engine.voices.take_wanted(), len(engine.voices.awaiting), engine.has_work) == ([], 2, False)
     engine.voices.load(digest, data)
     later.run()
     events = drain(engine)

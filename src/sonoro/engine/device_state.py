@@ -92,11 +92,11 @@ def allocate_device_state(model: SpeechModel, config: EngineConfig) -> DeviceSta
 
 
 def _codec_state(state: SlotState, history: Any, apart: str) -> CodecState:
+    decoded = torch.zeros_like(state.length, device=apart or None)
     if not apart:
-        return CodecState(history, torch.zeros_like(state.length), state.frames, None)
+        return CodecState(history, decoded, state.frames, None)
     arrived = torch.zeros_like(state.length[1:], device=apart), torch.zeros_like(state.frames[1:, 0], device=apart)
-    frames = torch.zeros_like(state.frames, device=apart)
-    return CodecState(history, torch.zeros_like(state.length, device=apart), frames, arrived)
+    return CodecState(history, decoded, torch.zeros_like(state.frames, device=apart), arrived)
 
 
 def _move_codec(codec: Codec, wanted: str, device: torch.device) -> torch.device:

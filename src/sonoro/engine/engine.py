@@ -101,7 +101,7 @@ class Engine:
         settles: the dtype it computes in is no part of it."""
         self.config, self.spec = config, model.spec
         self._model, self._clock_s = model, clock_s
-        self._found_heads = FoundHeads(model, config)
+        self.found_heads = FoundHeads(model, config)
         self.runner = runner = Runner(model, config, phases)
         pages = PagePool(runner.pages, runner.cached_pages)
         self.scheduler = Scheduler(runner.config, pages, self.spec.frame_s)
@@ -127,23 +127,8 @@ class Engine:
     @property
     def has_quiet_work(self) -> bool:
         """Whether the engine is idle and has background work: graphs to capture, or word heads to search for."""
-        heads = self._found_heads
+        heads = self.found_heads
         return self.is_idle and (self.runner.graphs.to_come > 0 or (heads.wanted and heads.is_sought))
-
-    @property
-    def has_words(self) -> bool:
-        """Whether the model gives word times."""
-        return self._found_heads.are_known
-
-    @property
-    def finds_faults(self) -> bool:
-        """Whether the model's attention says what was not spoken as written."""
-        return self._found_heads.have_limits
-
-    @property
-    def is_encoding(self) -> bool:
-        """Whether requests wait for their voices: work may then become due without a call to `submit`."""
-        return bool(self.voices.awaiting)
 
     @property
     def waiting(self) -> int:
@@ -172,7 +157,7 @@ class Engine:
         if params.id in self._requests:
             raise InvalidRequest("id", params.id, "a request of that id is still running")
         self._check_room()
-        self._found_heads.wanted |= params.with_words
+        self.found_heads.wanted |= params.with_words
         with self.runner.active():
             request = Request(params, [], None, Playback(self._clock_s()))
             self._prompts.cut_segments(request)
@@ -194,14 +179,6 @@ class Engine:
         request = self._requests.get(request_id)
         if request is not None and request.has_text_to_come:
             self.lifecycle.add_text(request, "", is_last=True)
-
-    def find_heads(self) -> None:
-        """Run one step of the search for attention heads that follow the text, about as long as an eager frame.
-
-        The last step recaptures the frame graphs with those heads watched. Call it while the engine `has_quiet_work`
-        and no graph is left to capture.
-        """
-        self._found_heads.search(self.runner)
 
     def encode_voice(self, references: tuple[Reference, ...]) -> Future[EncodedVoice]:
         """Encode `references` into a voice for the caller to store; it also enters this engine's cache of voices.

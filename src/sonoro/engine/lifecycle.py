@@ -25,8 +25,6 @@ from sonoro.engine.voices import Voices
 
 logger = logging.getLogger(__name__)
 
-_OPEN = nullcontext()
-
 
 class Output:
     """The `events` of requests: takes frames and audio, and makes chunks, words and ends of them."""
@@ -282,4 +280,4 @@ class Lifecycle:
 
     def _border_of_words(self, request: Request) -> AbstractContextManager[None]:
         """The `_border` of a request whose words are followed, as mapping its text may raise; else nothing."""
-        return _OPEN if request.words is None else self._border(request)
+        return nullcontext() if request.words is None else self._border(request)

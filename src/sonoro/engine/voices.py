@@ -182,8 +182,5 @@ def _has_failed(voice: Future[Voice]) -> bool:
 
 def _hand_on(voice: Future[Voice], loaded: Future[Voice]) -> None:
     """Copy the result or error of `loaded`, which is done, to `voice`."""
-    error = loaded.exception()
-    if error is None:
+    with border(voice.set_exception):
         voice.set_result(loaded.result())
-    else:
-        voice.set_exception(error)

@@ -109,7 +109,8 @@ class FoundHeads:
     def search(self, runner: Runner) -> None:
         """Run one step of the search, about as long as an eager frame; the last step has `runner` watch the heads.
 
-        An error ends the search without heads: words then have no times. Call it only while the engine is idle.
+        An error ends the search without heads: words then have no times. Call it only while the engine `has_quiet_work`
+        and no graph is left to capture.
         """
         assert self.is_sought
         assert self.wanted

@@ -122,7 +122,7 @@ class Worker:
     @property
     def _idle_s(self) -> float:
         """How long to wait for a message while the engine is idle, given voices being encoded and background work."""
-        if self._engine.is_encoding or self._encoding:
+        if self._engine.voices.awaiting or self._encoding:
             return _ENCODING_S
         if self._engine.has_quiet_work and not self._is_compiled():
             return _COMPILING_S
@@ -138,7 +138,7 @@ class Worker:
             return
         runner = self._engine.runner
         if not runner.graphs.to_come:
-            self._engine.find_heads()
+            self._engine.found_heads.search(runner)
             return
         with runner.active():
             runner.graphs.capture_next()
