@@ -2,8 +2,7 @@
 
 PARENT is a process id, STARTED a time of the monotonic clock, which all processes share, SETTINGS are JSON. One thread
 runs the engine, a second encodes voices, ZMQ's I/O thread moves the bytes. An error while it runs ends the process, and
-its parent starts another.
-"""
+its parent starts another."""
 
 from __future__ import annotations
 
@@ -117,10 +116,8 @@ def _end_broken(link: WorkerLink, error: Exception) -> NoReturn:
 
 def on_own_gpus(settings: WorkerSettings) -> WorkerSettings:
     """Restrict this process to the GPUs that `settings` name by number, and renumber these in the returned settings.
-
     So code that uses the current device uses the right one, and no memory is taken on another. Call it before CUDA is
-    used. Numbers that do not exist, or are equal, are left for the loader to refuse.
-    """
+    used. Numbers that do not exist, or are equal, are left for the loader to refuse."""
     config = settings.config
     named = [settings.device, config.codec_device] if config.codec_device else [settings.device]
     numbers = {int(name[5:]) for name in named if name.startswith("cuda:") and name[5:].isdecimal()}
@@ -161,9 +158,7 @@ def check_memory(settings: WorkerSettings) -> None:
 
 def _load_libraries(settings: WorkerSettings) -> threading.Thread:
     """Start threads that create the CUDA context, load cuDNN and read Triton's key, while the weights are loaded.
-
-    Returns the first of them, to be joined before memory is measured. Call it after the last fork.
-    """
+    Returns the first of them, to be joined before memory is measured. Call it after the last fork."""
     may_use_gpu = settings.factory == DEFAULT_FACTORY and settings.device != "cpu"
     if may_use_gpu:
         # The model's factory does so too, but by then the GPU is in use.

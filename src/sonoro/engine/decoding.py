@@ -3,8 +3,7 @@
 On a second stream a codec launch waits for the decode step that output its frames. The next step need not wait for the
 codec, as it writes other columns. On a device of its own the codec reads a copy of the frames: after each step the
 newest frame of every stepped slot is copied over. Torch orders such a copy after and before the current streams of both
-devices. No sync. Depends on the protocols of `models.base` and on no model.
-"""
+devices. No sync. Depends on the protocols of `models.base` and on no model."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ class Decoding:
     `receives` stores what `send` copied, if it `is_apart`. The caller captures them.
 
     The codec shares graph pool `pool` and `stream`, the current one, with the model unless it `has_own_stream`: if it
-    `is_apart`, on its own device, or if `codec_overlap` is set.
-    """
+    `is_apart`, on its own device, or if `codec_overlap` is set."""
 
     def __init__(
         self, codec: Codec, state: CodecState, config: EngineConfig, pool: GraphPool, stream: torch.cuda.Stream | None
@@ -93,9 +91,7 @@ class Decoding:
 
     def newest(self, frames: Tensor, slots: Tensor, length: Tensor) -> tuple[Tensor, ...]:
         """The newest of `frames` [N+1, T, ...] of each of `slots` [B] int64, whose frame counts are `length` [B].
-
-        For `send`; () unless the codec is apart. Capturable, on the device of `frames`.
-        """
+        For `send`; () unless the codec is apart. Capturable, on the device of `frames`."""
         return (frames[slots, (length - 1).clamp(min=0)],) if self.is_apart else ()
 
     def send(self, length: Tensor, newest: Tensor) -> None:

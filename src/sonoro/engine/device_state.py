@@ -24,11 +24,9 @@ CHECKED_BATCH, _CHECKED_FRAMES = 4, 16
 @dataclass(frozen=True)
 class CodecState:
     """The codec's per-slot state on its device, N slots and a scratch slot. Only `Decoding` mutates it, in place.
-
     `decoded` [N+1] int64 counts the columns of `frames` [N+1, T, ...] decoded so far; `history` is the codec's left
     context. `frames` are the model's own tensor unless the codec `is_apart`, on its own device: then they are a copy,
-    and `arrived` receives lengths [N] and newest frames [N, ...] of a launch, by batch index.
-    """
+    and `arrived` receives lengths [N] and newest frames [N, ...] of a launch, by batch index."""
 
     history: Any
     decoded: Tensor
@@ -47,9 +45,7 @@ class CodecState:
 @dataclass(frozen=True)
 class DeviceState:
     """The per-slot state of model and codec, the last slot scratch. Only the runner mutates it, in place.
-
-    At most `cached_pages` of the `pages` may hold cached prefixes. `report` lists the memory by part, in lines.
-    """
+    At most `cached_pages` of the `pages` may hold cached prefixes. `report` lists the memory by part, in lines."""
 
     state: SlotState
     codec: CodecState
@@ -69,10 +65,8 @@ class DeviceState:
 
 def allocate_device_state(model: SpeechModel, config: EngineConfig) -> DeviceState:
     """Allocate the state of `model` for resolved `config`, and move its codec to `codec_device`. In inference mode.
-
     Raises `ConfigError` naming the field if the longest request alone does not fit into memory, or if there is no such
-    device.
-    """
+    device."""
     page_bytes = model.position_bytes * config.page_positions
     history, budget, elsewhere = _measure(model, config, page_bytes)
     pages = plan_pages(budget, page_bytes, config.slots, config.pages_per_slot, config.pages)

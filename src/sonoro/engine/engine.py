@@ -1,8 +1,7 @@
 """Continuous batching of any `SpeechModel`: requests in, events out, one decode step of all running requests per tick.
 
 The host runs one tick behind: it launches tick k before it reads the results of tick k-1, so the device never waits for
-it. Depends on the protocols of `models.base` and on no model. Not thread-safe.
-"""
+it. Depends on the protocols of `models.base` and on no model. Not thread-safe."""
 
 from __future__ import annotations
 
@@ -41,10 +40,8 @@ _SPARE_GROWTH, _MAX_SPARE, _SPARE_DECAY = 0.01, 0.75, 0.8
 
 class Pace:
     """How long ticks take, `tick_s` on average, and how long the next one may be delayed, `spare_s`.
-
     `spare_s` grows until the device was found idle, then shrinks; it begins anew when the batch has more than halved.
-    It is 0 if results are not late. `frame_s` is the duration of a frame.
-    """
+    It is 0 if results are not late. `frame_s` is the duration of a frame."""
 
     def __init__(self, frame_s: float) -> None:
         self._frame_s = frame_s
@@ -79,11 +76,9 @@ class Pace:
 
 class Engine:
     """Serves a model: `submit` requests, then call `tick` while it `has_work`. Ready once constructed.
-
     `executor` encodes reference audio and must run one job at a time; the default runs it in the caller's thread,
     within `submit`. `phases` receives the durations of the start. The public attributes are read-only to the caller.
-    Raises `ConfigError` naming the field if the model does not fit the device under `config`.
-    """
+    Raises `ConfigError` naming the field if the model does not fit the device under `config`."""
 
     def __init__(
         self,
@@ -150,9 +145,7 @@ class Engine:
 
     def submit(self, params: SpeechRequest) -> None:
         """Accept a resolved request, `params`; its events carry its id. It is queued once its voice is encoded.
-
-        Raises `InvalidRequest` for what this model cannot speak, `EngineBusy` if too many requests are waiting.
-        """
+        Raises `InvalidRequest` for what this model cannot speak, `EngineBusy` if too many requests are waiting."""
         assert params.is_resolved, "the caller resolves a request (ModelSpec.resolve)"
         if params.id in self._requests:
             raise InvalidRequest("id", params.id, "a request of that id is still running")
@@ -182,10 +175,8 @@ class Engine:
 
     def encode_voice(self, references: tuple[Reference, ...]) -> Future[EncodedVoice]:
         """Encode `references` into a voice for the caller to store; it also enters this engine's cache of voices.
-
         Raises `EngineBusy` if too many requests are waiting, and as `Voices.encode` does; the future fails with
-        `InvalidReference`.
-        """
+        `InvalidReference`."""
         self._check_room()
         return self.voices.encode(references)
 
@@ -208,10 +199,8 @@ class Engine:
 
     def tick(self) -> list[Event]:
         """Plan and launch one tick: admissions, prefills, one decode step of all running requests, codec chunks.
-
         Returns the events of the tick launched `ticks_late` ticks before; there may be none. If it raises, all requests
-        that hold a slot have failed.
-        """
+        that hold a slot have failed."""
         started_s, is_broken, in_flight = self._clock_s(), True, self._in_flight
         self._pace.begin(started_s, is_busy=bool(in_flight))
         try:

@@ -1,7 +1,6 @@
 """The graph sets of a model and its codec: makes them, captures their sizes, and counts what they take.
 
-Depends on the protocols of `models.base` and on no model; knows no request. All launches are the runner's.
-"""
+Depends on the protocols of `models.base` and on no model; knows no request. All launches are the runner's."""
 
 from __future__ import annotations
 
@@ -24,10 +23,8 @@ from sonoro.runtime.phases import Phases
 
 class GraphSets:
     """The graph sets of `model` over `state`, with the sizes of `config`; those of the codec are in `decoding`.
-
     `admits` and `frames` map slots, `prefills` and `text_prefills` (None unless the model has it) map prompt tokens.
-    All run on one stream, so they share `pool`. Call what launches or captures with the runner `active`.
-    """
+    All run on one stream, so they share `pool`. Call what launches or captures with the runner `active`."""
 
     def __init__(
         self, model: SpeechModel, state: DeviceState, decoding: Decoding, config: EngineConfig, pool: GraphPool
@@ -111,9 +108,7 @@ class GraphSets:
 
     def capture_next(self) -> None:
         """Capture one of the sizes `to_come`: prefills first, then the smallest. Synchronises.
-
-        Takes some hundred milliseconds: call it only while no request runs.
-        """
+        Takes some hundred milliseconds: call it only while no request runs."""
         waiting, prefills = [graphs for graphs in self._all if graphs.to_come], self._kinds["prefill"]
         graphs = min(waiting, key=lambda graphs: (graphs not in prefills, graphs.to_come[0]))
         if graphs is self.frames:

@@ -1,7 +1,6 @@
 """The requests of an engine: moves each on from segment to segment, and turns the results of ticks into events.
 
-Depends on no model; makes no plan.
-"""
+Depends on no model; makes no plan."""
 
 from __future__ import annotations
 
@@ -39,9 +38,7 @@ class Output:
         self, request: Request, length: int, attention: npt.NDArray[np.float32] | None, *, is_over: bool
     ) -> None:
         """Take the `length` of the segment of `request` in frames, and the `attention` [H, W] of the newest.
-
-        `is_over`: the model has ended the segment.
-        """
+        `is_over`: the model has ended the segment."""
         progress = request.progress
         if request.words is not None and attention is not None and length > progress.length:
             request.words.add_attention(attention, length)
@@ -51,9 +48,7 @@ class Output:
 
     def take_audio(self, request: Request, decoded: Decoded, at: int, now_s: float) -> None:
         """Send the audio of batch index `at` of a codec launch, without its padding columns.
-
-        The audio is held back instead while its segment may still be spoken again.
-        """
+        The audio is held back instead while its segment may still be spoken again."""
         progress = request.progress
         count = min(decoded.frames, progress.length - progress.decoded - progress.held_frames)
         assert count >= 0
@@ -115,9 +110,7 @@ class Output:
 
 class Lifecycle:
     """The `requests` of an engine by id: queues their segments, takes the results, and ends them.
-
-    An error of one request fails that request alone. Call it with the runner `active`, except `cancel`.
-    """
+    An error of one request fails that request alone. Call it with the runner `active`, except `cancel`."""
 
     def __init__(self, runner: Runner, scheduler: Scheduler, prompts: Prompts, voices: Voices, output: Output) -> None:
         self._runner, self._scheduler, self._prompts, self._voices = runner, scheduler, prompts, voices
@@ -133,9 +126,7 @@ class Lifecycle:
 
     def queue(self, request: Request) -> None:
         """Queue the next segment of `request`, park it if the text has not come, or finish it if none is left.
-
-        Raises `InvalidRequest` if nothing in the text can be spoken, and what making the prompt raises.
-        """
+        Raises `InvalidRequest` if nothing in the text can be spoken, and what making the prompt raises."""
         if request.live is not None:
             request.live.advance(request.index)
         segment = request.segment

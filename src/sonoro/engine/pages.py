@@ -2,8 +2,7 @@
 
 All running requests share a `PagePool`. A page is given only if the state stays *safe* (Dijkstra's banker's algorithm):
 in some order every request could run to its limit once those before it have ended and returned their pages. So requests
-never all wait for pages, however long each turns out to be. Pure Python; knows no queue and no model.
-"""
+never all wait for pages, however long each turns out to be. Pure Python; knows no queue and no model."""
 
 from __future__ import annotations
 
@@ -18,10 +17,8 @@ AHEAD = 8
 
 class PagePool:
     """Pages 0 to `count` - 1, reference-counted, with a prefix cache.
-
     A page with a key, given by `cache`, keeps its contents after its last owner has released it, until pages run
-    short: then the least recently released is evicted first. At most `max_cached` pages have a key.
-    """
+    short: then the least recently released is evicted first. At most `max_cached` pages have a key."""
 
     def __init__(self, count: int, max_cached: int = 0) -> None:
         self.count, self.max_cached = count, max_cached
@@ -230,11 +227,9 @@ class Pager:
 
 class PageGrowth:
     """Gives `running` requests pages as their steps use them up, and decides who waits when pages run short.
-
     Requests without sent audio are preempted first, by `preempt`; then the requests with the longest lead wait for a
     page. While these or the head of the queue wait for pages, paused requests make their frames, though no audio, so
-    that their pages come free.
-    """
+    that their pages come free."""
 
     def __init__(
         self, pager: Pager, pool: PagePool, running: list[Request], frame_s: float, preempt: Callable[[Request], None]
@@ -355,9 +350,7 @@ def _count(request: Request) -> int:
 
 def _is_safe(free: int, demands: Iterable[tuple[int, int]]) -> bool:
     """Whether all requests can end in some order, given (pages still needed, pages returned at the end) of each.
-
-    If any order works, the one by least pages needed does.
-    """
+    If any order works, the one by least pages needed does."""
     for needed, returned in sorted(demands):
         if needed > free:
             return False

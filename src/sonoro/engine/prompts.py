@@ -1,7 +1,6 @@
 """Splits requests into segments and makes the prompt of each, with its limit of frames and its prefix cache keys.
 
-Depends on the protocols of `models.base`; knows no queue and no tick.
-"""
+Depends on the protocols of `models.base`; knows no queue and no tick."""
 
 from __future__ import annotations
 
@@ -48,9 +47,7 @@ class Prompts:
 
     def cut_segments(self, request: Request) -> None:
         """Set the segments of a new request, or its `LiveFeed` if it is live, and its `words` if they are needed.
-
-        Raises `InvalidRequest` for text that cannot be spoken, and for `max_frames` beyond what the text can take.
-        """
+        Raises `InvalidRequest` for text that cannot be spoken, and for `max_frames` beyond what the text can take."""
         params = request.params
         # Faults are found by word times too.
         is_watched = params.with_words or (params.attempts or 1) > 1
@@ -74,10 +71,8 @@ class Prompts:
 
     def prepare(self, request: Request, segment: Segment) -> None:
         """Make the prompt of the current segment of `request`. The model may lower the limit of frames.
-
         Earlier segments that do not fit into a slot are left out, oldest first. Raises `InvalidRequest` if even the
-        segment alone does not fit, and what the model raises.
-        """
+        segment alone does not fit, and what the model raises."""
         frames = self._most_frames(request, segment)
         seed = (request.params.seed + request.attempt) % (MAX_SEED + 1)
         limited = msgspec.structs.replace(request.params, max_frames=frames, seed=seed)

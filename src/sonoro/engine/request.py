@@ -20,11 +20,9 @@ if TYPE_CHECKING:
 @dataclass(eq=False)
 class Allocation:
     """A segment's slot and `pages`, and counts of what was launched for it. Only the scheduler writes it.
-
     `pages` grow with the steps; their first `cached` positions came from the prefix cache. Launched so far: `steps`
     frames, `columns` frames given to the codec (surplus included), `appended` ids of live text. One object per
-    admission: results refer to it, so those of an earlier owner of the slot are recognised.
-    """
+    admission: results refer to it, so those of an earlier owner of the slot are recognised."""
 
     slot: int
     pages: list[int]
@@ -42,8 +40,7 @@ class Progress:
     the first pages of `prompt`, which includes the first `given_ids` ids of live text. The model has output `length`
     frames, `decoded` of them sent as audio; `is_done` means that no more follow. If the attempt `is_broken_off`, its
     later frames are dropped. If it `has_rest`, the rest of its text is the next segment. `frames` [T, ...] are its
-    frames (kept only if another segment may follow); `held` are chunks not sent yet: PCM16 and number of frames.
-    """
+    frames (kept only if another segment may follow); `held` are chunks not sent yet: PCM16 and number of frames."""
 
     prompt: Prompt | None = None
     limit: int = 0
@@ -130,11 +127,9 @@ class SegmentRetry(Protocol):
 @dataclass(eq=False)
 class Request:
     """A resolved request, its `params`, and its progress. Only the engine writes it; the scheduler writes `allocation`.
-
     The current segment is `segments[index]`; of a live request `live` appends to `segments`. `before` holds the frames
     [T, ...] of the earlier segments, `frames_before` counts them. `attempt` counts from 0. `words` times the words, if
-    the request needs that and the model can. `retry` decides about faults; None if nothing can be found or done.
-    """
+    the request needs that and the model can. `retry` decides about faults; None if nothing can be found or done."""
 
     params: SpeechRequest
     segments: list[Segment]
@@ -234,10 +229,8 @@ class Request:
     @property
     def finish_reason(self) -> FinishReason | None:
         """Why the request ends with its drained segment; None if another segment follows.
-
         A segment that reaches its limit ends the whole request: what follows a runaway cannot be trusted. The request
-        goes on if an earlier attempt ended, since without another attempt the text would have gone on.
-        """
+        goes on if an earlier attempt ended, since without another attempt the text would have gone on."""
         progress = self.progress
         if progress.is_at_limit and self.frames_before + progress.length == self.params.max_frames:
             return "length"
@@ -248,9 +241,7 @@ class Request:
 
     def characters(self, frame_s: float) -> int:
         """Characters of the text spoken by the end of the audio sent so far.
-
-        Exact at the end of a segment; within it estimated from the usual rate of speech.
-        """
+        Exact at the end of a segment; within it estimated from the usual rate of speech."""
         segment, progress = self.segment, self.progress
         if segment is None:
             return self.segments[-1].end if self.segments else 0

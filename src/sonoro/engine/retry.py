@@ -23,10 +23,8 @@ class Decision(Enum):
 
 class Retry:
     """Decides about the segments of `request`, which allows several attempts or has `words`, and so knows of faults.
-
     Only an attempt that ended by itself can be faulty; one that reached its limit ran away, unless the limit is the
-    caller's own.
-    """
+    caller's own."""
 
     def __init__(self, request: Request) -> None:
         assert request.params.attempts is not None
@@ -85,9 +83,7 @@ class Retry:
 
     def watch(self, frame_s: float, *, is_over: bool) -> Decision:
         """Break the segment off after its last good word if its attention shows a fault, with `on_fault` "continue".
-
-        Call it with each frame of `frame_s` seconds that was output. `is_over`: the model has ended the segment.
-        """
+        Call it with each frame of `frame_s` seconds that was output. `is_over`: the model has ended the segment."""
         request, progress, words = self._request, self._request.progress, self._request.words
         # Reaching the caller's own limit is no fault; a runaway is.
         is_limited = request.finish_reason == "length"

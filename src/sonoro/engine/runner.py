@@ -2,8 +2,7 @@
 
 Owns the per-slot device state and the graphs that advance it. Depends on the protocols of `models.base` and on no
 model. Everything is launched in order on one stream, but for a codec with a stream of its own. No sync except in
-`Launched.entry.wait`, captures and `watch`.
-"""
+`Launched.entry.wait`, captures and `watch`."""
 
 from __future__ import annotations
 
@@ -55,10 +54,8 @@ class BatchItem(NamedTuple):
 @dataclass(frozen=True)
 class Decoded:
     """The results of one codec launch: `frames` frames of each of `items`.
-
     In pinned memory: `pcm` [B, frames * hop] int16; `broken` [B] int64, the count of non-finite samples, which are
-    silenced in `pcm`; `kept` [B, frames, ...], the decoded frames, if a request keeps them.
-    """
+    silenced in `pcm`; `kept` [B, frames, ...], the decoded frames, if a request keeps them."""
 
     items: list[BatchItem]
     frames: int
@@ -80,11 +77,9 @@ class Decoded:
 @dataclass
 class Launched:
     """The results of one tick, valid after `entry.wait`. `failed` maps requests whose launch raised to the error.
-
     `was_idle`: the device had finished the tick before when this one was launched. For the requests `stepped`, in batch
     order: `length` [B] frames so far, `done` [B], and, if one of them asks for words, `attention` [B, H, W] of the
-    watched heads to the first W text positions.
-    """
+    watched heads to the first W text positions."""
 
     entry: Entry
     was_idle: bool = True
@@ -110,11 +105,9 @@ class Launched:
 
 class Runner:
     """A model's device state and the `graphs` that advance it. Ready once constructed.
-
     Construction captures all sizes or, if `config.is_ready_early`, some of each kind including the largest;
     `graphs.capture_next` captures the others. The attribute `config` is resolved, with the batch sizes to pad to.
-    `phases` receives the durations. Raises `ConfigError` naming the field if the model does not fit the device.
-    """
+    `phases` receives the durations. Raises `ConfigError` naming the field if the model does not fit the device."""
 
     def __init__(self, model: SpeechModel, config: EngineConfig, phases: Phases | None = None) -> None:
         self._model, phases = model, phases or Phases()
@@ -165,9 +158,7 @@ class Runner:
 
     def watch(self) -> None:
         """Watch the model's `word_heads` from now on. The model had none before, and no slot may be in use.
-
-        Recaptures the frame graphs: two sizes now, the others are `to_come`. Synchronises.
-        """
+        Recaptures the frame graphs: two sizes now, the others are `to_come`. Synchronises."""
         assert isinstance(self._model, WatchedModel)
         with self.active():
             state = self._model.watching(self._state.state)
@@ -177,9 +168,7 @@ class Runner:
 
     def run(self, plan: Plan) -> Launched:
         """Launch `plan` and the copies of its results. An exception fails only the requests of that launch.
-
-        Call it while `active`. No sync.
-        """
+        Call it while `active`. No sync."""
         launched = Launched(self.ring.acquire())
         with ExitStack() as stack:
             stack.callback(launched.entry.release)

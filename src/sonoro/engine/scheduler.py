@@ -1,8 +1,7 @@
 """Decides what each tick does: which requests to admit, prefill, step, decode to audio, or preempt. No torch.
 
 A plan is made before the results of the previous tick are known. It presumes that every stepped request output a frame;
-if one did not, the codec decodes a surplus column, and no audio is lost.
-"""
+if one did not, the codec decodes a surplus column, and no audio is lost."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ class Plan:
     the admitted included. `codec`: chunk length to the requests that decode so many frames to audio, shortest first.
 
     Chunk lengths count the frame of this tick as output. The last chunk of a segment is padded; the surplus is cut when
-    it is collected.
-    """
+    it is collected."""
 
     preempted: list[tuple[Request, int]]
     admit: list[Request]
@@ -72,9 +70,7 @@ class _Urgency(IntEnum):
 
 class _Chunk(NamedTuple):
     """`frames` frames of `request` that could be decoded in this tick, and the playback lead of its listener.
-
-    `can_wait`: it may be delayed to share a launch with chunks of the same length.
-    """
+    `can_wait`: it may be delayed to share a launch with chunks of the same length."""
 
     urgency: _Urgency
     lead_s: float
@@ -85,12 +81,9 @@ class _Chunk(NamedTuple):
 
 class Scheduler:
     """Owns the waiting queue, the slots and the page pool. A request holds its slot and pages until `release`.
-
     When pages run short, nothing is admitted, and `PageGrowth` decides who is preempted and who waits.
-
     `config` is resolved; its `codec_batches` are the sizes to pad to (empty if nothing is padded). `frame_s` is the
-    duration of a frame.
-    """
+    duration of a frame."""
 
     def __init__(self, config: EngineConfig, pages: PagePool, frame_s: float) -> None:
         self._config = config
@@ -248,9 +241,7 @@ class Scheduler:
 
 class ChunkPlanner:
     """Chooses the chunks of frames to decode to audio in a tick, as few and as long as the playback leads allow.
-
-    `config` and `frame_s` are those of the scheduler; `out_of_pages` is its set of requests that wait for a page.
-    """
+    `config` and `frame_s` are those of the scheduler; `out_of_pages` is its set of requests that wait for a page."""
 
     def __init__(self, config: EngineConfig, frame_s: float, out_of_pages: Set[Request]) -> None:
         self._config, self._frame_s, self._out_of_pages = config, frame_s, out_of_pages

@@ -1,8 +1,7 @@
 """Encodes, loads and saves voices on CUDA streams of its own. Depends on `models.base` and on no model.
 
 A saved voice is safetensors bytes, which a server stores and sends back: named tensors and facts, bound to the
-fingerprint of the model that encoded it.
-"""
+fingerprint of the model that encoded it."""
 
 from __future__ import annotations
 
@@ -36,10 +35,8 @@ s are 320 frames of 80 ms)."""
 
 class VoiceEncoder:
     """Makes the voices of `model` in the thread of `executor`, which must run one job at a time, in order.
-
     A voice is complete on its device once its job is done. `readers` are the CUDA streams of the ticks, which read
-    voices: none on a CPU, the model's last. The codec is on `codec_device`.
-    """
+    voices: none on a CPU, the model's last. The codec is on `codec_device`."""
 
     def __init__(
         self, model: SpeechModel, executor: Executor, codec_device: torch.device, readers: Sequence[torch.cuda.Stream]
@@ -71,9 +68,7 @@ class VoiceEncoder:
 
     def warm_up(self) -> None:
         """Encode noise of several durations, so that kernels and memory are ready. Does nothing on a CPU.
-
-        Otherwise running streams would wait for that at the first cloned voice.
-        """
+        Otherwise running streams would wait for that at the first cloned voice."""
         if self._codec_device.type == "cpu" or "cloned" not in self._model.spec.voice_modes:
             return
         started_s, rate = time.perf_counter(), self._model.spec.sample_rate

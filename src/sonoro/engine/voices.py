@@ -1,8 +1,7 @@
 """The voices of requests besides a model's own: caches them by content digest, and the requests that wait for one.
 
 Encoding a minute of audio takes most of a second, which running streams must not wait for: an executor does it, and
-requests hold a future of the voice. Depends on `models.base` and on no model.
-"""
+requests hold a future of the voice. Depends on `models.base` and on no model."""
 
 from __future__ import annotations
 
@@ -39,10 +38,8 @@ class Inline(Executor):
 
 class Voices:
     """The voices of a model besides its own: encoded, loaded and cached, the last `max_voices` used.
-
     Call it from one thread, where the model may be called; `executor`, `codec_device` and `readers` are those of
-    `VoiceEncoder`.
-    """
+    `VoiceEncoder`."""
 
     def __init__(
         self,
@@ -107,10 +104,8 @@ class Voices:
 
     def encode(self, references: tuple[Reference, ...]) -> Future[EncodedVoice]:
         """Encode `references` for storage outside this process; the voice is cached here as well.
-
         Raises `InvalidReference` for a recording that the model cannot use or that lacks its transcript; other errors
-        come with the future.
-        """
+        come with the future."""
         self._model.spec.check_cloning("ref_audio")
         for reference in references:
             reference.check()

@@ -2,8 +2,7 @@
 
 `calibrate` does so at once. For a served model without a table of heads, `FoundHeads` does so after the first request
 for words, in the engine's thread while it is idle, a frame at a time: a new request waits for one frame at most. Word
-times from found heads are marked as estimated. How heads are judged is in `words.calibration`.
-"""
+times from found heads are marked as estimated. How heads are judged is in `words.calibration`."""
 
 from __future__ import annotations
 
@@ -56,10 +55,8 @@ class Calibration:
 
 def calibrate(model: SpeechModel, *, voice: str | None = None, texts: Sequence[str] = TEXTS) -> Calibration:
     """Find the attention heads of `model` that follow the text, and set them as its `word_heads`.
-
     Call it before making an engine of `model`. With random weights it finds none. Raises `ConfigError` for a model that
-    cannot show its attention, and what the model raises for the texts.
-    """
+    cannot show its attention, and what the model raises for the texts."""
     if not isinstance(model, ShowsWords):
         raise ConfigError("model", model.spec.name, "it cannot show what its attention looks at")
     model.codec.settle("auto", len(texts), (1,))
@@ -78,10 +75,8 @@ def watch_some_head(model: Any) -> None:
 
 class FoundHeads:
     """The search for the word heads of `model`, advanced by `search` once they are `wanted`.
-
     The constructor sets heads of an earlier search in the model, so make it before any `allocate`. It searches only if
-    `config.tuning.finds_word_heads`.
-    """
+    `config.tuning.finds_word_heads`."""
 
     def __init__(self, model: SpeechModel, config: EngineConfig) -> None:
         self.wanted = False
@@ -108,10 +103,8 @@ class FoundHeads:
 
     def search(self, runner: Runner) -> None:
         """Run one step of the search, about as long as an eager frame; the last step has `runner` watch the heads.
-
         An error ends the search without heads: words then have no times. Call it only while the engine `has_quiet_work`
-        and no graph is left to capture.
-        """
+        and no graph is left to capture."""
         assert self.is_sought
         assert self.wanted
         model, found, self.is_sought = self._model, None, False
@@ -144,11 +137,9 @@ class FoundHeads:
 
 class HeadSearch:
     """A search for the attention heads of `model` that follow its text.
-
     `model` is a `SpeechModel` that `ShowsWords`, its codec settled, on `device` if that differs. The search holds
     a small per-slot state of its own until it ends. A `step` makes one frame of all `texts`, or judges one head, and
-    takes about as long as an eager frame.
-    """
+    takes about as long as an eager frame."""
 
     def __init__(
         self, model: Any, voice: str | None = None, texts: Sequence[str] = TEXTS, device: torch.device | None = None

@@ -1,7 +1,6 @@
 """The loop of an engine process: messages of the link in, ticks of the engine, events out.
 
-An error of one request becomes its `Failed`; an error of the engine ends the loop.
-"""
+An error of one request becomes its `Failed`; an error of the engine ends the loop."""
 
 from __future__ import annotations
 
@@ -58,10 +57,8 @@ _QUIET_S = 0.1
 
 class Worker:
     """The loop of an engine process: handles messages of the link, ticks while there is work, sends events.
-
     `is_compiled` says whether the kernels compiled ahead of their launch are there; `compiled_at_launch` counts, by
-    kernel, those that this process had to compile itself.
-    """
+    kernel, those that this process had to compile itself."""
 
     def __init__(
         self,

@@ -40,9 +40,7 @@ def snake_rates(alpha: Tensor) -> Rates:
 
 def snake_beta_reference(x: Tensor, exp_alpha: Tensor, inverse_beta: Tensor, channel_dim: int = 1) -> Tensor:
     """x + inverse_beta * sin(x * exp_alpha)^2 by channel, computed in float32 or wider, returned in the dtype of `x`.
-
-    `x` has C channels on axis `channel_dim`, by default [B, C, S]. Differentiable.
-    """
+    `x` has C channels on axis `channel_dim`, by default [B, C, S]. Differentiable."""
     shape = [1] * x.ndim
     shape[channel_dim] = -1
     rate, scale = exp_alpha.view(shape), inverse_beta.view(shape)
@@ -87,9 +85,7 @@ if triton is not None:
 
 def snake_beta_kernel(x: Tensor, exp_alpha: Tensor, inverse_beta: Tensor, channel_dim: int = 1) -> Tensor:
     """`snake_beta_reference` as one Triton kernel; no gradient.
-
-    `x` contiguous, or contiguous once its channels are moved last; the output has its strides.
-    """
+    `x` contiguous, or contiguous once its channels are moved last; the output has its strides."""
     if x.is_meta:
         x = x.new_empty(x.shape)
     assert _is_dense(x, channel_dim), x.stride()

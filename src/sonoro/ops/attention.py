@@ -1,8 +1,7 @@
 """Decode attention (GQA) over a paged KV cache, for one or a few new positions per request: a Triton kernel beside its
 torch reference.
 
-Fused with q/k norms, rotary embedding and the write of the new keys and values.
-"""
+Fused with q/k norms, rotary embedding and the write of the new keys and values."""
 
 from __future__ import annotations
 
@@ -143,9 +142,7 @@ def _attend_same_length(queries: Tensor, keys: Tensor, values: Tensor, rows: lis
 class DecodeConfig(NamedTuple):
     """Launch parameters: warps per program, tiles in flight, the most KV splits of a request (split-K), and positions
     of the shortest split.
-
-    All are powers of two; the shortest split is at least 16.
-    """
+    All are powers of two; the shortest split is at least 16."""
 
     warps: int
     tiles: int
@@ -162,8 +159,7 @@ _MAX_SEMAPHORES = 1 << 16
 
 def _choose_config(pairs: int, capacity: int, on: Card) -> DecodeConfig:
     """The fastest on an H200 for `pairs` of request and kv head, with page tables of `capacity` positions; with fewer
-    tiles on a card with few registers.
-    """
+    tiles on a card with few registers."""
     config = _fastest_config(pairs, capacity)
     return config._replace(tiles=min(2, config.tiles)) if on.has_few_registers else config
 
@@ -208,11 +204,9 @@ def decode_attention_kernel(
     enable_pdl: bool = True,
 ) -> Tensor:
     """`decode_attention_reference` as one Triton kernel (flash decoding): a program per token, kv head and KV split.
-
     A kv head with many query heads takes several programs. The last split to finish combines all of them in order of
     positions, so the same launch gives the same bits. Requests that share a slot write the same positions; either may
-    win. No gradient.
-    """
+    win. No gradient."""
     tokens, batch, (_, page, kv_heads, width) = qkv.shape[0], cache.slots.shape[0], cache.keys.shape
     group_size, capacity = qkv.shape[1] // width // kv_heads - 2, cache.page_table.shape[1] * page
     programs_per_kv_head, group_size = max(1, group_size // _MAX_GROUP_SIZE), min(group_size, _MAX_GROUP_SIZE)

@@ -1,8 +1,7 @@
 """The Triton kernels of `sonoro.ops.attention` and `sonoro.ops.varlen`, which launch them. Requires Triton.
 
 A program of `decode` computes one request, kv head and KV split. Its threads form lanes, one position each: the threads
-of a lane read 16 bytes each, and every lane keeps its own running max and sum until the end.
-"""
+of a lane read 16 bytes each, and every lane keeps its own running max and sum until the end."""
 
 # Tuples grow during compilation, which type checkers cannot follow.
 # mypy: disable-error-code="assignment, misc"

@@ -1,7 +1,6 @@
 """Bidirectional attention within many short sequences, without KV cache: a Triton kernel beside its torch reference.
 
-A program computes one query head of one sequence, held in registers.
-"""
+A program computes one query head of one sequence, held in registers."""
 
 from __future__ import annotations
 
@@ -25,10 +24,8 @@ _MAX_TOKENS = 32
 
 def bidirectional_attention_reference(qkv: Tensor, rotary: Rotary, kv_heads: int, kept: slice) -> Tensor:
     """Attend within each of N sequences of T tokens, `qkv` [N * T, (heads + 2 kv heads) * D]: [N * K, heads * D].
-
     `rotary`: cos and signed sin of the T positions, [T, 1, D] each. Only the K tokens of `kept` are queries.
-    Capturable; no sync.
-    """
+    Capturable; no sync."""
     cos, signed_sin = rotary
     tokens, _, width = cos.shape
     heads = qkv.unflatten(-1, (-1, width)).unflatten(0, (-1, tokens))
@@ -88,7 +85,6 @@ def bidirectional_attention_kernel(
     qkv: Tensor, rotary: Rotary, kv_heads: int, kept: slice, *, warps: int = 0, enable_pdl: bool = True
 ) -> Tensor:
     """`bidirectional_attention_reference` as one Triton kernel, a program per sequence and query head; no gradient.
-
     `warps` per program; 0 chooses the fastest."""
     cos, signed_sin = rotary
     tokens, _, width = cos.shape

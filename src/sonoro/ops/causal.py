@@ -1,8 +1,7 @@
 """First, depthwise and last layers of a streaming convolutional decoder over [B, T, C]: Triton kernels beside torch
 references.
 
-Left context is handled as in `ops.conv`. Computed in float32 (float64 for float64), results rounded once.
-"""
+Left context is handled as in `ops.conv`. Computed in float32 (float64 for float64), results rounded once."""
 
 from __future__ import annotations
 
@@ -31,9 +30,7 @@ Bound = Literal["clamp", "tanh"]
 
 FEW_COLUMNS = 32
 """Up to this many columns a depthwise convolution is a product with copied windows; beyond, the library is faster.
-
-Float32, one core, windows and library: 1024 channels, 4 columns 16 and 69 us; 512 channels, 192 columns 311 and 87.
-"""
+Float32, one core, windows and library: 1024 channels, 4 columns 16 and 69 us; 512 channels, 192 columns 311 and 87."""
 
 DEPTHWISE_BLOCK = 2048
 """Output elements per program of a large depthwise convolution."""
@@ -41,8 +38,7 @@ DEPTHWISE_BLOCK = 2048
 
 def embed_sum_reference(frames: Tensor, tables: Tensor, context: LeftContext = NO_CONTEXT) -> Tensor:
     """Embed `frames` [B, T, K] int64: the sum over k of row `frames[b, t, k]` of `tables` [K, V, C], after
-    `context.left` columns of left context: [B, left + T, C].
-    """
+    `context.left` columns of left context: [B, left + T, C]."""
     books, size, _ = tables.shape
     rows = F.embedding(frames + torch.arange(books, device=frames.device) * size, tables.flatten(0, 1))
     wide = torch.promote_types(tables.dtype, torch.float32)
@@ -53,9 +49,7 @@ def depthwise_norm_reference(
     x: Tensor, weight: Tensor, bias: Tensor, norm: tuple[Tensor, Tensor, float], context: LeftContext = NO_CONTEXT
 ) -> Tensor:
     """Depthwise convolution of `x` [B, taps - 1 + T, C], then LayerNorm: [B, T, C].
-
-    `weight` [taps, C], `bias` [C]; `norm`: weight [C], bias [C] and epsilon. Advances `context.history`.
-    """
+    `weight` [taps, C], `bias` [C]; `norm`: weight [C], bias [C] and epsilon. Advances `context.history`."""
     norm_weight, norm_bias, eps = norm
     wide = torch.promote_types(weight.dtype, torch.float32)
     columns = x.shape[1] - weight.shape[0] + 1
@@ -74,9 +68,7 @@ def depthwise_reference(
     rates: Rates | None = None,
 ) -> Tensor:
     """Depthwise convolution of `x` [B, (taps - 1) * dilation + T, C], then Snake with `rates` if given: [B, T, C].
-
-    `weight` [taps, C], `bias` [C]. A float16 result saturates. Advances `context.history`. Differentiable.
-    """
+    `weight` [taps, C], `bias` [C]. A float16 result saturates. Advances `context.history`. Differentiable."""
     wide = torch.promote_types(weight.dtype, torch.float32)
     (taps, channels), inputs, weights = weight.shape, x.to(wide), weight.to(wide)
     length = (taps - 1) * dilation
@@ -95,9 +87,7 @@ def last_conv_reference(
     x: Tensor, weight: Tensor, bias: Tensor, context: LeftContext = NO_CONTEXT, *, bound: Bound = "clamp"
 ) -> Tensor:
     """Convolution of `x` [B, taps - 1 + T, C] to one channel, limited by `bound`: [B, T] in [-1, 1].
-
-    `weight` [taps, C]. Float32, or float64 if `weight` is. Advances `context.history`.
-    """
+    `weight` [taps, C]. Float32, or float64 if `weight` is. Advances `context.history`."""
     wide = torch.promote_types(weight.dtype, torch.float32)
     columns = x.shape[1] - weight.shape[0] + 1
     y = sum((x[:, tap : tap + columns].to(wide) @ row for tap, row in enumerate(weight.to(wide))), bias.to(wide))

@@ -5,8 +5,7 @@ kernel 2 * stride (two taps, stride * C_out outputs). An input begins with its l
 Computed in float32 (float64 for float64), each output rounded once.
 
     input    [B, L + T, C]    columns before ->|<- columns of this call
-    history  [slots, L, C]    left context of the next call of slots[b]: the input's last L columns
-"""
+    history  [slots, L, C]    left context of the next call of slots[b]: the input's last L columns"""
 
 from __future__ import annotations
 
@@ -44,11 +43,9 @@ COPY_BLOCK = 4096
 @dataclass(frozen=True)
 class LeftContext:
     """Left context of a kernel's input, and of the layer that reads its output.
-
     `history` [slots, L, C] receives the last L columns of the input. The first `left` columns of the output come from
     `next_history` [slots, left, C'], or are zero. Both are indexed by `slots` [B] int64; only the scratch slot may
-    repeat.
-    """
+    repeat."""
 
     slots: Tensor | None = None
     history: Tensor | None = None
@@ -61,11 +58,9 @@ NO_CONTEXT = LeftContext()
 
 class Epilogue(NamedTuple):
     """What follows the product, in this order, each optional.
-
     RMSNorm of the input without weight (`norm_eps`, one tap only); the bias; `function` (gate: outputs are interleaved
     pairs, silu(first) * second); adding `residual` [B, T, N]; storing the result so far in the dtype `plain`; scale and
-    shift `affine` (by channel, float32 or wider); SnakeBeta with `rates`.
-    """
+    shift `affine` (by channel, float32 or wider); SnakeBeta with `rates`."""
 
     norm_eps: float | None = None
     function: Literal["none", "gelu", "gate"] = "none"
@@ -91,8 +86,7 @@ def conv_reference(
     Tap j of output column t reads input column t + j * dilation; for a negative dilation t + (j - taps + 1) * dilation.
     `bias` [C'] is repeated over N. Returns the result stored as `epilogue.plain`, [B, T', C'], or None; and the final
     one after `context.left` columns of left context, [B, left + T', C'], where T' * C' = T * N. Advances
-    `context.history`. Float16 results saturate.
-    """
+    `context.history`. Float16 results saturate."""
     norm_eps, function, residual, plain, affine, rates = epilogue
     taps, outputs, _ = weight.shape
     length = (taps - 1) * abs(dilation)
@@ -333,8 +327,7 @@ SHALLOW = (
     (0, ConvTile(16, 32, 0, 128, 2, 5)),
 )
 """Tiles in the order they are tried, each with the least number of programs it must give; by times on an H200 in half
-precision. Deep: 1024 inputs or more, over all taps.
-"""
+precision. Deep: 1024 inputs or more, over all taps."""
 NARROW = {
     (96, False): ConvTile(128, 64, 32, 32, 4, 4),
     (96, True): ConvTile(64, 64, 32, 32, 4, 4),

@@ -1,8 +1,7 @@
 """Capabilities of a device, from which kernels' block sizes are chosen; and seeded random generators.
 
 Operations on tensors of torch's "meta" device record which kernels are launched, for a GPU that need not be present
-(`sonoro.compile.variants`).
-"""
+(`sonoro.compile.variants`)."""
 
 from __future__ import annotations
 
@@ -21,7 +20,6 @@ _NO_LIMIT = 1 << 30
 @dataclass(frozen=True)
 class Card:
     """The properties of a GPU by which block sizes are chosen.
-
     `capability`: NVIDIA's compute capability, else (0, 0). `gfx`: AMD's name of the architecture. `shared_bytes`:
     shared memory per program. `bandwidth`: of the memory, in bytes a second."""
 
@@ -130,8 +128,7 @@ def card(device: torch.device) -> Card:
 
 def shared_limit(limit_bytes: int) -> None:
     """Limit the shared memory of programs on any card to `limit_bytes`; 0 removes the limit. Plans are chosen
-    accordingly.
-    """
+    accordingly."""
     Card.limit = limit_bytes or _NO_LIMIT
 
 

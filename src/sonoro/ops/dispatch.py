@@ -124,8 +124,7 @@ class Operation:
 
         Compares results and arguments: the largest difference may be `tolerance` times the largest value. The reference
         uses references alone. Synchronises. Does nothing if the kernel would not run; on the meta device it only
-        launches.
-        """
+        launches."""
         ours, theirs = arguments(), arguments()
         if self.is_broken or not Operation.has_kernels or not _is_launched(ours[0]) or not self.is_supported(*ours):
             return
@@ -178,9 +177,7 @@ class Operation:
 
 def fallbacks() -> dict[str, dict[str, int]]:
     """By operation, the number of shapes that run with `smaller` blocks or the `reference` after a failed launch.
-
-    A kernel that disagreed counts once, as `reference`.
-    """
+    A kernel that disagreed counts once, as `reference`."""
     found = {operation.name: operation for operation in Operation.known if operation.failure}
     return {
         name: dict(

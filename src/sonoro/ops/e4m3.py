@@ -4,8 +4,7 @@ Three bits of mantissa are too few for a row, so a row may be the sum of two ter
 with one `x_scale` [B] float32 for both. The second term is the rest that the first leaves. Two terms hold about as many
 digits as bfloat16. A product of 16-bit rows must widen the 8-bit weight in each tile; here the weight is used as it is
 stored, and tensor cores multiply E4M3 at twice the speed of 16 bits. Needs compute capability 8.9;
-`sonoro.ops.plans.e4m3_plan` says at which batch sizes layers use it.
-"""
+`sonoro.ops.plans.e4m3_plan` says at which batch sizes layers use it."""
 
 from __future__ import annotations
 
@@ -59,7 +58,6 @@ def quantize_rows_reference(
     x: Tensor, norm_weight: Tensor | None = None, eps: float = 0.0, terms: int = 1
 ) -> Quantized:
     """The rows of `x` [B, K], or of its RMS norm, as one or two `terms` in E4M3 [B, terms, K], and their scales [B].
-
     One term is within 2**-4 of a number; two are within 2**-8, or 2**-10 of the scale."""
     rows = x if norm_weight is None else rms_norm_reference(x, norm_weight, eps)
     high, scale = quantize(rows, "fp8")

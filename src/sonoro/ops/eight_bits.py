@@ -1,7 +1,6 @@
 """Weights in 8 bits: int8 or float8_e4m3fn, each of which 16 bits hold exactly, and a scale per output channel.
 
-`scale` [N] float32 times row n is what that row stands for: kernels multiply their sums by it.
-"""
+`scale` [N] float32 times row n is what that row stands for: kernels multiply their sums by it."""
 
 from __future__ import annotations
 
@@ -17,9 +16,7 @@ _QUANTIZED_AT_ONCE = 2**22
 
 def quantize(weight: Tensor, quantization: str) -> tuple[Tensor, Tensor]:
     """`weight` [N, K] in 8 bits, "int8" or "fp8" (E4M3), and the scale [N] float32 of its rows, the output channels.
-
-    Symmetric, rounded to nearest: the largest of a row is the largest of the format. Takes 32 MB besides.
-    """
+    Symmetric, rounded to nearest: the largest of a row is the largest of the format. Takes 32 MB besides."""
     dtype = EIGHT_BITS[quantization]
     largest = (torch.iinfo if dtype == torch.int8 else torch.finfo)(dtype).max
     stored = torch.empty_like(weight, dtype=dtype)

@@ -1,8 +1,7 @@
 """An ODE step of a flow-matching solver, between two calls of its network: a Triton kernel beside its torch reference.
 
 The network's batch holds two token sequences per request: conditional in the first half, unconditional in the second
-(classifier-free guidance). A step changes their time token and their last tokens, the patch being generated.
-"""
+(classifier-free guidance). A step changes their time token and their last tokens, the patch being generated."""
 
 from __future__ import annotations
 
@@ -46,10 +45,8 @@ class SolverStep(NamedTuple):
 def guide(conditional: Tensor, free: Tensor, cfg: Tensor) -> Tensor:
     """Classifier-free guidance with scale `cfg` [B] float32 of velocities `conditional` and `free` [B, P, D]: [B, P,
     D].
-
     The unconditional velocity is first scaled by its least-squares projection. Follows Fan et al., "CFG-Zero*: Improved
-    Classifier-Free Guidance for Flow Matching Models" (2025).
-    """
+    Classifier-Free Guidance for Flow Matching Models" (2025)."""
     product, square = (conditional * free).sum((1, 2), keepdim=True), free.square().sum((1, 2), keepdim=True)
     scaled = free * (product / (square + 1e-8))
     apart = cfg[:, None, None] * (conditional - scaled)
@@ -60,11 +57,9 @@ def advance_reference(
     x: Tensor, velocity: Tensor | None, step: SolverStep, projections: PatchProjections, tokens: Tensor, time_token: int
 ) -> Tensor:
     """Take one ODE step: returns `x` [B, P, D] minus step size times guided velocity, as a new tensor.
-
     `velocity` [2 B P, D] is the network's output without bias; None takes no step. Writes the new patch, projected, to
     the last P tokens of both halves of `tokens` [2 B, T, W], and the time embedding to token `time_token`. Capturable;
-    no sync; no gradient.
-    """
+    no sync; no gradient."""
     if velocity is None:
         x = x.clone()
     else:

@@ -1,7 +1,6 @@
 """Products of one or two rows with a weight: a Triton kernel whose programs hold rows of the weight in registers.
 
-A weight in 8 bits is held packed, and unpacked for each row of x.
-"""
+A weight in 8 bits is held packed, and unpacked for each row of x."""
 
 from __future__ import annotations
 

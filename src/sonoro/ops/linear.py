@@ -5,8 +5,7 @@ read from memory once, at its full rate; launches are few; and the weights of a 
 ahead of it still runs (see `sonoro.ops.norm`). `sonoro.ops.plans` chooses between the ways to run one: `gemv`, `tiles`,
 or torch's product (cuBLAS), which is here.
 
-A weight is stored in the dtype of what it multiplies, or in 8 bits with a `scale` (see `sonoro.ops.eight_bits`).
-"""
+A weight is stored in the dtype of what it multiplies, or in 8 bits with a `scale` (see `sonoro.ops.eight_bits`)."""
 
 from __future__ import annotations
 
@@ -48,9 +47,7 @@ def norm_gate_up_reference(
     x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, scale: Tensor | None = None
 ) -> Tensor:
     """silu(gate) * up of the RMS norm of `x` [B, K], for `weight` [2 N, K] with the gate's rows first: [B, N].
-
-    Differentiable.
-    """
+    Differentiable."""
     return gate_up_reference(rms_norm_reference(x, norm_weight, eps), weight, scale)
 
 

@@ -1,8 +1,7 @@
 """RMSNorm, alone and after a sum: Triton kernels beside the torch reference; programmatic dependent launch (PDL).
 
 With PDL a kernel starts before the one ahead of it is done. It must call `pdl_wait` before it writes anything or reads
-what another kernel wrote; weights may be read before.
-"""
+what another kernel wrote; weights may be read before."""
 
 from __future__ import annotations
 
@@ -26,9 +25,7 @@ except ImportError:
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """RMSNorm of `x` [..., K] over its last axis, times `weight` [K]. Differentiable.
-
-    Computed in float32 or wider, rounded to the dtype of `x` before the weight is applied.
-    """
+    Computed in float32 or wider, rounded to the dtype of `x` before the weight is applied."""
     # Two steps, so that in bfloat16 the product with the weight is rounded a second time, as in official models.
     return unit_rms(x, eps) * weight
 

@@ -1,8 +1,7 @@
 """Plans for products of a few rows with a weight [N, K]: kind of kernel, block sizes, and how they are chosen.
 
 Measured plans are files by card in `tuned/` (`sonoro tune` writes one); any other card or size gets a plan estimated
-from multiprocessors, shared memory and bandwidth. `sonoro.ops.linear` runs the plans.
-"""
+from multiprocessors, shared memory and bandwidth. `sonoro.ops.linear` runs the plans."""
 
 from __future__ import annotations
 
@@ -159,8 +158,7 @@ def _e4m3_plan(column: int, shape: tuple[int, int], is_gated: bool, terms: int, 
 
 def measured(on: Card, quantization: str = "none") -> dict[tuple[int, int], tuple[Plan, ...]]:
     """Measured plans for card `on`, or one of the same speed, by weight shape; for bfloat16 activations, and weights in
-    bfloat16 or `quantization`.
-    """
+    bfloat16 or `quantization`."""
     return _measured(on.name, quantization)
 
 
@@ -177,9 +175,7 @@ def known_shapes() -> dict[tuple[int, int], bool]:
 
 def use_tuned(text: str) -> str:
     """Use the plans in `text`, a file of `sonoro tune`, before the package's; returns the name of its card.
-
-    Raises `ValueError` if it is no such file.
-    """
+    Raises `ValueError` if it is no such file."""
     file = _parse(text)
     for key, plans in file.items():
         # Shapes that the file lacks keep the plans of a card of the same speed.
@@ -282,10 +278,8 @@ _SHARE = 0.8
 
 def estimate_s(plan: Plan, product: Product, on: Card) -> float:
     """Rough time of `plan` for `product` on a card, to rank plans only.
-
     By Little's law, the memory is busy if enough bytes are in flight; plus waves of programs, chains of dependent sums,
-    and launches.
-    """
+    and launches."""
     (outputs, inputs), count = product.shape, on.multiprocessors
     floor_s = product.weight_bytes / on.bandwidth
     if isinstance(plan, CublasPlan):

@@ -1,8 +1,7 @@
 """Attention weights of some heads of a layer over a span of positions: softmax over that span alone.
 
 Runs after `decode_attention` with the same arguments: the new position's key is in the cache by then. A Triton kernel
-beside its torch reference.
-"""
+beside its torch reference."""
 
 from __future__ import annotations
 
@@ -46,8 +45,7 @@ def point_reference(
     Column w is position start + w of the slot's span; the softmax is over the span's positions up to `positions[b]`,
     and later columns are zero. Other arguments as for `decode_attention`, with one new position per request. Nothing
     else in the cache matters, NaN included.
-    On a CPU it reads live positions only; elsewhere it is capturable and does not sync.
-    """
+    On a CPU it reads live positions only; elsewhere it is capturable and does not sync."""
     (keys, _, page_table, slots), (heads, spans, out) = cache, watched
     page, kv_heads, width = keys.shape[1:]
     chosen = qkv.unflatten(-1, (-1, width))[:, heads]

@@ -1,7 +1,6 @@
 """Prefill before attention: q/k norms, rotary embedding, and the write of keys and values to the paged KV cache.
 
-A Triton kernel beside its torch reference.
-"""
+A Triton kernel beside its torch reference."""
 
 from __future__ import annotations
 
@@ -27,9 +26,7 @@ _HEADS = 8
 def keep_prompt_reference(qkv: Tensor, norms: HeadNorms, rotary: Rotary, cache: PagedKV, positions: Tensor) -> Tensor:
     """Apply q/k `norms` and `rotary` (cos and signed sin by position, [P, 1, D]) to the queries and keys of packed
     tokens `qkv` [T, (heads + 2 kv heads) * D] at `positions` [T] int64; returns them, [T, heads + kv heads, D].
-
-    Writes the keys and values of token t to the pages of `cache.slots[t]`. Capturable; no sync.
-    """
+    Writes the keys and values of token t to the pages of `cache.slots[t]`. Capturable; no sync."""
     keys, values, page_table, slots = cache
     page, kv_heads, width = keys.shape[1:]
     heads = qkv.unflatten(-1, (-1, width))

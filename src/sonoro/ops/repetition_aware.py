@@ -1,7 +1,6 @@
 """Nucleus (top-p) sampling before temperature, with repetition-aware resampling.
 
-A Triton kernel beside its torch reference. Every parameter is per request and on the device. Capturable; no sync.
-"""
+A Triton kernel beside its torch reference. Every parameter is per request and on the device. Capturable; no sync."""
 
 from __future__ import annotations
 
@@ -30,9 +29,7 @@ MIN_TEMPERATURE = 1e-5
 
 class Resample(NamedTuple):
     """How an id that occurs among the last `window` ids is resampled, at temperature 1: `noise` [B, V] and `top_p`.
-
-    Earlier ids of request b are `history[rows[b], first : length[b]]`, of `history` [N, T] int64.
-    """
+    Earlier ids of request b are `history[rows[b], first : length[b]]`, of `history` [N, T] int64."""
 
     noise: Tensor
     history: Tensor
@@ -50,11 +47,9 @@ class Resample(NamedTuple):
 
 def nucleus_argmax(logits: Tensor, noise: Tensor, sampling: Sampling) -> Tensor:
     """Sample one id [B] int64 per row of `logits` [B, V], with Gumbel `noise` [B, V].
-
     In descending order of probability (ties by id), keeps the ids whose cumulative probability is at most `top_p` (the
     one that crosses it is dropped), at most `top_k` of them, and always the first. A `top_p` of 1 and a `top_k` of 0
-    keep all. Then `gumbel_argmax` of logits / temperature. Computed in float32.
-    """
+    keep all. Then `gumbel_argmax` of logits / temperature. Computed in float32."""
     temperature, top_k, top_p, is_greedy = sampling
     ordered, ids = logits.float().sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(logits.shape[1], device=logits.device)
@@ -74,7 +69,6 @@ def sample_repetition_aware_reference(
 ) -> Tensor:
     """`nucleus_argmax` into `ids` [B] int64, of any stride; returns their rows [B, W] of `table` [T, W], row 0 for ids
     from T on.
-
     `is_endless` [B, 1] bool bans the last id. With `resample`, an id that occurs among the recent ones is resampled
     once."""
     if is_endless is not None:
@@ -206,9 +200,7 @@ sample_repetition_aware = Operation(sample_repetition_aware_kernel, sample_repet
 def check_kernels(rows: int, vocabulary: int, table: Tensor, window: int) -> None:
     """Compare the sampling kernels with their references, for `rows` ids of `vocabulary` and `table` [T, W].
     Synchronises.
-
-    Ids must be equal; noise may differ by the rounding of two logarithms.
-    """
+    Ids must be equal; noise may differ by the rounding of two logarithms."""
     device, index = table.device, torch.arange(rows, device=table.device)
     one, column = torch.ones(rows, 1, device=device), index[:, None]
     gumbel_noise.check(lambda: (index * 7919, index % 3, index, 2, vocabulary), tolerance=1e-5)

@@ -1,8 +1,7 @@
 """Sampling with addressed random numbers: Gumbel and normal noise from Philox counters, top-k, top-p, temperature.
 
 Triton kernels beside torch references. Every parameter is per request and on the device, so a batch may mix greedy and
-sampled requests. Capturable; no sync.
-"""
+sampled requests. Capturable; no sync."""
 
 from __future__ import annotations
 
@@ -32,11 +31,9 @@ _ROUNDS = 10
 
 def philox_words(counter: Sequence[Tensor], key: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Philox4x32-10: four random words, int64 in [0, 2**32), for each counter.
-
     `counter` (four) and `key` (two) are int64 tensors of which the low 32 bits are used; they broadcast against one
     another, so parts that vary along one axis need not be expanded.
-    Follows Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (2011).
-    """
+    Follows Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (2011)."""
     a, b, c, d = (word & _WORD for word in counter)
     left, right = key
     for _ in range(_ROUNDS):
@@ -52,17 +49,14 @@ def philox_words(counter: Sequence[Tensor], key: Sequence[Tensor]) -> tuple[Tens
 
 def gumbel_noise_reference(seed: Tensor, segment: Tensor, frame: Tensor, codebooks: int, vocabulary: int) -> Tensor:
     """Gumbel noise [B, codebooks, vocabulary] float32 of one frame, addressed by `seed`, `segment`, `frame` [B] int64.
-
     Entry (b, codebook, v) depends on these three numbers of request b, codebook and v alone: key = seed (low word, high
-    word), counter = (v // 4, codebook, frame, segment), word v % 4, u = ((word >> 9) + 0.5) / 2**23, -log(-log(u)).
-    """
+    word), counter = (v // 4, codebook, frame, segment), word v % 4, u = ((word >> 9) + 0.5) / 2**23, -log(-log(u))."""
     uniform = _uniforms(seed, segment, frame, codebooks, vocabulary)
     return uniform.log_().neg_().log_().neg_()
 
 
 def normal_noise_reference(seed: Tensor, segment: Tensor, frame: Tensor, count: int) -> Tensor:
     """Normal noise [B, count] float32 of one frame, addressed by `seed`, `segment`, `frame` [B] int64.
-
     Entries 2 i and 2 i + 1 are r cos(a) and r sin(a) with r = sqrt(-2 ln u') and a = 2 pi u, where u' and u are
     uniforms 2 i and 2 i + 1 of codebook 0 as in `gumbel_noise_reference`. No value exceeds 5.8. Capturable; no sync.
     Follows Box and Muller, "A note on the generation of random normal deviates" (1958)."""
@@ -90,9 +84,7 @@ def penalize_seen(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
 def keep_top_k(logits: Tensor, top_k: Tensor, limit: int) -> Tensor:
     """Set `logits` [B, V] below the row's `top_k`-th largest to -inf; ties with it stay. `top_k` [B, 1] int64; 0 is
     off.
-
-    `limit` must be at least every `top_k` below V: a host value, so that there is no sync.
-    """
+    `limit` must be at least every `top_k` below V: a host value, so that there is no sync."""
     best = logits.topk(min(limit, logits.shape[-1]), dim=-1).values
     smallest = best.gather(-1, (top_k - 1).clamp(0, best.shape[-1] - 1))
     return logits.masked_fill((logits < smallest) & (top_k > 0), -torch.inf)
@@ -100,7 +92,6 @@ def keep_top_k(logits: Tensor, top_k: Tensor, limit: int) -> Tensor:
 
 def keep_top_p(logits: Tensor, top_p: Tensor) -> Tensor:
     """Set the least likely `logits` [B, V] to -inf, with a total probability of at most 1 - `top_p` [B, 1].
-
     Equal values stay or go together, and the largest stay. A `top_p` of 1 keeps every id of nonzero probability. Costs
     a sort."""
     ascending = logits.sort(dim=-1).values
@@ -111,8 +102,7 @@ def keep_top_p(logits: Tensor, top_p: Tensor) -> Tensor:
 
 def gumbel_argmax(logits: Tensor, noise: Tensor, is_greedy: Tensor) -> Tensor:
     """One id per row of `logits` [B, V], [B] int64: the argmax where `is_greedy` [B, 1], else sampled from the softmax
-    with Gumbel `noise` [B, V]. Ties go to the lowest id.
-    """
+    with Gumbel `noise` [B, V]. Ties go to the lowest id."""
     return (logits + noise.masked_fill(is_greedy, 0.0)).argmax(dim=-1)
 
 
@@ -138,10 +128,8 @@ class Sampling(NamedTuple):
 
 def sample_reference(logits: Tensor, noise: Tensor, sampling: Sampling, ids: Tensor | None = None) -> Tensor:
     """Sample one id per row of `logits` [B, V], [B] int64: top-k, top-p and `gumbel_argmax` of logits / temperature.
-
     Computed in float32; `noise` [B, V] float32. An id at -inf is sampled only if all are. Writes to `ids` [B], of any
-    stride, if given.
-    """
+    stride, if given."""
     temperature, top_k, top_p, is_greedy = sampling
     logits = logits.float() / temperature
     # Each filter costs a sort; on a CPU it is skipped if its parameters are off.
@@ -191,8 +179,7 @@ def normal_noise_kernel(seed: Tensor, segment: Tensor, frame: Tensor, count: int
 
 def sample_kernel(logits: Tensor, noise: Tensor, sampling: Sampling, ids: Tensor | None = None) -> Tensor:
     """`sample_reference` as one Triton kernel, a program per request; ids differ only where top-p's sums round
-    differently.
-    """
+    differently."""
     ids = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device) if ids is None else ids
     _launch_sample(logits, noise, sampling, ids, None)
     return ids

@@ -1,7 +1,6 @@
 """Products of more rows with a weight: Triton kernels whose programs compute output tiles with the tensor cores.
 
-A weight in 8 bits is widened tile by tile to the dtype of the other operand.
-"""
+A weight in 8 bits is widened tile by tile to the dtype of the other operand."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Varlen attention (GQA): prompts packed back to back, each causal and optionally after a cached prefix on pages.
 
-A Triton kernel beside its torch reference.
-"""
+A Triton kernel beside its torch reference."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ def varlen_attention_reference(
     Token t attends to `keys` and `values` [T, kv heads, D] of packed indices `starts[t]` to t, where `starts` [T] int64
     is the index at which its prompt starts, and to the `cached_lengths[t]` [T] int64 positions before it, whole pages,
     which are the first pages of `cache.slots[t]`. Nothing else in `cache` matters, NaN included.
-    On a CPU it reads those pages only; elsewhere it reads whole page tables, is capturable and does not sync.
-    """
+    On a CPU it reads those pages only; elsewhere it reads whole page tables, is capturable and does not sync."""
     if not queries.is_cpu:
         return _attend_masked(queries, keys, values, starts, cached_lengths, cache)
     if not cached_lengths.any():

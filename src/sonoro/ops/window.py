@@ -1,8 +1,7 @@
 """Sliding-window attention with a ring buffer per slot: a Triton kernel beside its torch reference.
 
 The ring buffer [slots, window - 1, 2 * kv heads * D] holds rotated keys, then values; position p is at index
-p % (window - 1).
-"""
+p % (window - 1)."""
 
 from __future__ import annotations
 
@@ -40,11 +39,9 @@ def window_attention_reference(
     has_rounded_angles: bool = False,
 ) -> Tensor:
     """Causal attention of `qkv` [B, T, (heads + 2 * kv heads) * D] over the last `window` columns: [B, T, heads * D].
-
     Rotary embedding with pairs (i, i + D / 2) and base `theta`; `has_rounded_angles` rounds its cosines and sines to
     bfloat16. With `past`, positions start at `seen[slots[b]]`, earlier columns come from row `slots[b]` of the ring
-    buffer, and the new ones are written to it; otherwise positions start at 0. `seen` is not advanced.
-    """
+    buffer, and the new ones are written to it; otherwise positions start at 0. `seen` is not advanced."""
     query_heads, kv_heads = heads
     columns = qkv.shape[1]
     step = torch.arange(columns, device=qkv.device)

@@ -2,8 +2,7 @@
 
 Sizes can be captured one at a time: a batch is padded to the next captured size. The slots are the function's only
 input; all else that it reads and writes must be in tensors that never move. Knows neither the function nor what a slot
-is.
-"""
+is."""
 
 from __future__ import annotations
 
@@ -61,9 +60,7 @@ class GraphPool:
 
     def record(self, function: Callable[[], Any], device: torch.device) -> Recorded:
         """Capture `function` on the current stream, which must not be the default one. Synchronises.
-
-        Raises what `function` or the capture raises; call `recover` before the next capture then.
-        """
+        Raises what `function` or the capture raises; call `recover` before the next capture then."""
         stream = torch.cuda.current_stream(device)
         assert stream != torch.cuda.default_stream(device), "the default stream cannot be captured"
         for _ in range(_WARM_UPS):
@@ -96,11 +93,9 @@ class GraphPool:
 
     def recover(self, device: torch.device) -> None:
         """Make captures possible again after one has failed.
-
         If CUDA invalidates a capture, torch's allocator can stay in its recording state, in which nothing can be
         captured into the pool and no memory is returned to the device. The existing graphs then keep that pool, and
-        later ones get a new one.
-        """
+        later ones get a new one."""
         index = torch.cuda.current_device() if device.index is None else device.index
         with suppress(RuntimeError):  # raised if the allocator is not recording: the pool is sound
             torch._C._cuda_endAllocateToPool(index, self.handle)
@@ -114,8 +109,7 @@ class GraphSet:
     `function` takes slots [size] int64 on `device` and returns a tensor, a tuple of them, or None. A batch is padded
     with `scratch` to the next of `sizes` (ascending) that is not `to_come`; one beyond the largest runs eagerly at its
     own length. `is_eager` pads alike and captures nothing. Sets that share a `pool` must run on one stream. Use it in
-    inference mode, on the stream of the capture.
-    """
+    inference mode, on the stream of the capture."""
 
     def __init__(
         self,
@@ -158,11 +152,9 @@ class GraphSet:
 
     def capture(self, sizes: Sequence[int] | None = None) -> None:
         """Capture `sizes` (default: all) that were not tried yet, the largest first; the rest are `to_come`.
-
         Uses the current stream: never the default one, and the same at each call. The first call must include the
         largest size. The function runs on scratch slots only. A size whose capture fails logs a warning and runs
-        eagerly. Synchronises. Does nothing on a CPU or if `is_eager`.
-        """
+        eagerly. Synchronises. Does nothing on a CPU or if `is_eager`."""
         assert torch.is_inference_mode_enabled()
         if not self.can_capture:
             return
@@ -178,9 +170,7 @@ class GraphSet:
 
     def run(self, slots: Sequence[int]) -> Any:
         """The function's result for `slots` padded to a size; the first len(slots) rows are theirs. No sync.
-
-        The next batch of the same size overwrites the result of a graph.
-        """
+        The next batch of the same size overwrites the result of a graph."""
         assert torch.is_inference_mode_enabled()
         assert slots
         size = self.padded(len(slots))
@@ -238,9 +228,7 @@ class GraphSet:
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
     """Collect garbage once, then disable collection in the block; nested blocks do nothing.
-
-    A finaliser that runs within a capture may make a CUDA call that invalidates it.
-    """
+    A finaliser that runs within a capture may make a CUDA call that invalidates it."""
     if not gc.isenabled():
         yield
         return

@@ -1,7 +1,6 @@
 """The user's tuned kernel plans for a card: where they are stored, and loading them. Plans are in `sonoro.ops.plans`.
 
-Also the way for other packages to `ops`: which kernels fell back, and the limit on shared memory.
-"""
+Also the way for other packages to `ops`: which kernels fell back, and the limit on shared memory."""
 
 from __future__ import annotations
 
@@ -29,9 +28,7 @@ def plans_of(on: Card) -> dict[str, Path]:
 
 def use_own_plans(device: torch.device) -> None:
     """Use the user's tuned plans for the card of `device`, if there are any. Logs a warning for an unreadable file.
-
-    On the "meta" device, the plans for the card that is being recorded.
-    """
+    On the "meta" device, the plans for the card that is being recorded."""
     if device.type == "cpu" or (device.type == "meta" and not is_recorded()):
         return
     for path in plans_of(card(device)).values():

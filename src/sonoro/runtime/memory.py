@@ -17,9 +17,7 @@ _FULL_SLOTS = 4
 @dataclass(frozen=True)
 class MemoryBudget:
     """A GPU's memory in bytes, of which `fraction` of `total_bytes` may be used.
-
-    `in_use` is allocated already, `reserved` will be; both by a readable name (weights, rows, histories, graphs).
-    """
+    `in_use` is allocated already, `reserved` will be; both by a readable name (weights, rows, histories, graphs)."""
 
     total_bytes: int
     fraction: float
@@ -43,10 +41,8 @@ def device_memory(device: torch.device) -> tuple[int, int] | None:
 
 def map_in_pieces() -> None:
     """Enable torch's `expandable_segments`, unless the user has configured the allocator or CUDA is already in use.
-
     Freed memory can then be returned although its neighbours are in use; without it, a start with four slots takes 3 to
-    10% more.
-    """
+    10% more."""
     if not (is_allocator_set() or torch.cuda.is_initialized()):
         torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
 
@@ -55,11 +51,9 @@ def plan_pages(
     budget: MemoryBudget | None, page_bytes: int, slots: int, pages_per_slot: int, wanted_pages: int = 0
 ) -> int:
     """How many pages to allocate, besides the scratch page: `wanted_pages`, or as many as fit and are useful.
-
     Useful are the pages of a third of the slots at full length: few requests get that long; with more of them, some
     wait. No limit if `budget` is None. Raises `ConfigError` naming `memory_fraction` if a request of maximum length
-    does not fit, or `pages` if `wanted_pages` do not fit or are too few for such a request.
-    """
+    does not fit, or `pages` if `wanted_pages` do not fit or are too few for such a request."""
     if wanted_pages and wanted_pages < pages_per_slot:
         raise ConfigError("pages", wanted_pages, f"at least {pages_per_slot}: one request of max_positions must fit")
     useful = max(min(slots, _FULL_SLOTS), -(-slots // 3)) * pages_per_slot

@@ -37,9 +37,7 @@ class Entry:
 
     def copy(self, tensor: Tensor) -> npt.NDArray[Any]:
         """Copy `tensor` to this entry, in order on its device's current stream; it must fit into the entry.
-
-        The array is valid from `wait` until `release`. A tensor on the CPU is copied at once.
-        """
+        The array is valid from `wait` until `release`. A tensor on the CPU is copied at once."""
         assert self.is_taken
         assert not self._is_closed
         start = -(-self._used_bytes // _ALIGNMENT) * _ALIGNMENT

@@ -1,8 +1,7 @@
 """Sampling parameters by slot, in a static tensor that captured graphs read, so one graph serves any parameters.
 
 Floats and flags are stored as the bits of int64: a slot's parameters are uploaded in one copy and read as views,
-without a kernel for a cast.
-"""
+without a kernel for a cast."""
 
 from __future__ import annotations
 
@@ -27,10 +26,8 @@ MIN_TEMPERATURE = 1e-5
 @dataclass(frozen=True)
 class Controls:
     """How one segment is sampled, and when it must end.
-
     Random numbers are addressed by (seed, segment, frame, codebook), so they do not depend on the batch. A segment of
-    `doubtful_frames` or more counts as a runaway even if it ends by itself, if it may be spoken again.
-    """
+    `doubtful_frames` or more counts as a runaway even if it ends by itself, if it may be spoken again."""
 
     sampling: SamplingParams
     seed: int

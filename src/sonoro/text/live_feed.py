@@ -1,8 +1,7 @@
 """Cuts the text of a live request into segments as it arrives. Pure Python: knows no slot and no tick.
 
 A model with live text is given token ids as soon as they are certain; for any other, each complete sentence is a
-segment.
-"""
+segment."""
 
 from __future__ import annotations
 
@@ -35,11 +34,9 @@ class LiveText(Protocol):
 
 class LiveFeed:
     """Turns appended text into `segments`, the last of which may still grow.
-
     Takes at most `max_characters` in all; a segment has at most `max_letters` letters, or fewer as the model asks.
     `begin` returns the encoder of a new segment, or None for a model without live text; `split` then cuts each sentence
-    into segments.
-    """
+    into segments."""
 
     def __init__(
         self,
@@ -81,9 +78,7 @@ class LiveFeed:
 
     def advance(self, index: int) -> None:
         """Cut and encode the text so far up to segment `index`. Later text is left for later calls, as it takes time.
-
-        Raises what the model raises for text it cannot take.
-        """
+        Raises what the model raises for text it cannot take."""
         while self._text and (index >= len(self.segments) or self._growing is self.segments[index]):
             self._encoder = self._encoder or self._begin()
             if not (self._take_sentence() if self._encoder is None else self._take_words(self._encoder)):

@@ -1,8 +1,7 @@
 """Splits text into segments that are spoken one by one, and bounds their durations. Knows no tokeniser and no model.
 
 Length is counted in letters: a CJK character, a digit or a capital (which may be spelled out) counts as three, as it
-takes about as long to say.
-"""
+takes about as long to say."""
 
 from __future__ import annotations
 
@@ -64,9 +63,7 @@ Span = tuple[int, int]
 @dataclass(frozen=True)
 class SpokenText:
     """A text as it is spoken, and which part of the written text each of its characters comes from.
-
-    `trace` tells those origins; it is called once they are needed. Without it, `text` is the written text.
-    """
+    `trace` tells those origins; it is called once they are needed. Without it, `text` is the written text."""
 
     text: str
     trace: Callable[[], Sequence[Span]] | None = field(default=None, compare=False, repr=False)
@@ -111,9 +108,7 @@ def joined(parts: Sequence[SpokenText], separator: str = "") -> SpokenText:
 @dataclass(eq=False)
 class Segment:
     """The text of one prompt: `spoken`, which is written as characters `start` to `end` of the request's text.
-
-    For live text, `ids` are the token ids known so far, all of them once it `is_whole`.
-    """
+    For live text, `ids` are the token ids known so far, all of them once it `is_whole`."""
 
     spoken: SpokenText
     start: int
@@ -171,11 +166,9 @@ def frames_expected(text: str, frame_s: float) -> int:
 
 def split_text(spoken: SpokenText, language: str, max_letters: int) -> list[SpokenText]:
     """Split `spoken` into segments of at most `max_letters` (as `spoken_length` counts).
-
     Neighbouring sentences share a segment if they fit. A longer sentence is split after clause punctuation, else at
     white space, else anywhere but before a combining mark. Only white space between segments and at the end, and
-    segments without a letter or digit, are dropped. `language` is a name or an ISO code.
-    """
+    segments without a letter or digit, are dropped. `language` is a name or an ISO code."""
     assert max_letters >= MIN_SEGMENT_LETTERS, max_letters
     pieces = _sentences(spoken.text, _language_code(spoken.text, language))
     for split in (partial(_after, _CLAUSE_END), partial(_after, _SPACE), _characters):
@@ -210,8 +203,7 @@ def cut_live(
     `given` characters were released before. Text that ends (`is_last`) within `max_letters` is one segment, as for
     `split_text`. Otherwise text is released at once up to a sentence end past the segment's middle, from there by whole
     sentences that fit; the segment ends at a sentence end, else after a clause, else at white space, else anywhere.
-    `length` measures a text (default: `spoken_length`).
-    """
+    `length` measures a text (default: `spoken_length`)."""
     length, middle = length or spoken_length, max_letters // 2
     window = text[: 2 * max_letters + _AHEAD]
     letters = length(text.strip()) if len(window) == len(text) else math.inf

@@ -20,9 +20,7 @@ MOST_COLUMNS = 4096
 class WordHeads(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The head that points at the text, by prompt layout: `text_first` (all text in the prompt) and `text_along` (one
     token per frame); None if there is no such head.
-
-    To find them, `candidates` (layer, head; ascending) are watched instead, over all positions.
-    """
+    To find them, `candidates` (layer, head; ascending) are watched instead, over all positions."""
 
     text_first: Pointing | None = None
     text_along: Pointing | None = None

@@ -1,7 +1,6 @@
 """Times the words of a request: feeds attention and audio of each segment to its clock, and collects its words.
 
-Host bookkeeping only: knows no model and no engine.
-"""
+Host bookkeeping only: knows no model and no engine."""
 
 from __future__ import annotations
 
@@ -42,8 +41,7 @@ class RequestWords:
     `timed` are the words with final times, in order; `take` returns those that playback has reached. `clock` times the
     current attempt: None after its end, or if no head follows its text. `fault` is the fault of the segment that ended
     last, `faults` all that were noted. Unless a segment's text is live, its attention and audio are only kept until its
-    first audio is on its way, so that asking for words does not delay the first packet.
-    """
+    first audio is on its way, so that asking for words does not delay the first packet."""
 
     def __init__(self, model: FollowsText, spec: ModelSpec, text: str) -> None:
         self.text, self.timed = text, list[Word]()
@@ -70,9 +68,7 @@ class RequestWords:
 
     def begin(self, segment: Segment, pointing: Pointing | None, begins_s: float) -> None:
         """Begin an attempt at `segment`, `begins_s` after the first sample; drops the words of an earlier attempt.
-
-        Without `pointing`, a head that follows the text, its words get no times.
-        """
+        Without `pointing`, a head that follows the text, its words get no times."""
         if segment is self._segment:
             del self.timed[self._timed_before :]
         self._segment, self._timed_before, self._clock, self.fault = segment, len(self.timed), None, None

@@ -59,10 +59,8 @@ def spoken_words(
     words: Sequence[Span], spoken: str, origins: Sequence[Span], tokens: Sequence[Span]
 ) -> list[SpokenWord]:
     """The `words` that tokens speak, in order; their token ranges do not overlap.
-
     `spoken` is the normalised text that was tokenised, `origins` the range of the written text that each of its
-    characters comes from, and `tokens` the range of characters of `spoken` that each token covers.
-    """
+    characters comes from, and `tokens` the range of characters of `spoken` that each token covers."""
     owners = _owners(words, spoken, origins)
     found: dict[int, list[float]] = {}
     for number, (start, end) in enumerate(tokens):

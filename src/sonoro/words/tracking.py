@@ -2,8 +2,7 @@
 
 A head that points at the text is ahead of the sound by a constant number of tokens: `Pointing` names the head and the
 distance. The path of the attention is an online Viterbi path (steps of 0, 1 or 2 tokens), whose last `lookahead` frames
-may still change. Inputs are attention weights and PCM.
-"""
+may still change. Inputs are attention weights and PCM."""
 
 from __future__ import annotations
 
@@ -244,7 +243,6 @@ def loudness(pcm: bytes, sample_rate: int) -> npt.NDArray[np.int32]:
 
 class SegmentClock:
     """Tells when the words of one segment, which starts at `begins_s`, are spoken, as soon as they are certain.
-
     `frame_s` is the length of a frame. `words` may be replaced by a longer list while live text arrives; words that
     were reported must stay."""
 
