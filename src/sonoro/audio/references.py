@@ -78,9 +78,8 @@ def _decode(source: bytes | str | Path) -> tuple[Samples, int]:
             parts.append(resampler.resample_chunk(nothing, last=True))
         check_duration(read / rate)
         if read > decodable:
-            limit = (
-                f"it must have at most {MAX_DECODED_SAMPLES / 1e6:g} million samples, those of all channels together"
-            )
+            most = f"{MAX_DECODED_SAMPLES / 1e6:g} million samples"
+            limit = f"it must have at most {most}, those of all channels together"
             raise InvalidReference("ref_audio", f"{file.channels} channels at {rate} Hz", limit)
         return np.concatenate(parts), kept_hz
 
@@ -99,6 +98,5 @@ def _check_samples(samples: Samples) -> None:
         raise InvalidReference("ref_audio", "a sample that is not a finite number", "every sample must be finite")
     peak = float(np.abs(samples).max())
     if peak < MIN_REFERENCE_PEAK:
-        raise InvalidReference(
-            "ref_audio", f"a peak of {peak:.1e}", f"it must not be silent: a peak of at least {MIN_REFERENCE_PEAK:g}"
-        )
+        limit = f"it must not be silent: a peak of at least {MIN_REFERENCE_PEAK:g}"
+        raise InvalidReference("ref_audio", f"a peak of {peak:.1e}", limit)

@@ -61,24 +61,20 @@ def _operation(name: str, operation: dict[str, Any]) -> str:
 
 
 def _table(rows: list[tuple[str, str, str]]) -> str:
-    """`rows` of HTML."""
     lines = ("".join(f"<td>{cell}</td>" for cell in row) for row in rows)
     return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
 
 def _type(schema: dict[str, Any]) -> str:
-    kinds = [schema, *schema.get("anyOf", ())]
-    names = [
-        name for kind in kinds for name in (kind["type"] if isinstance(kind.get("type"), list) else [kind.get("type")])
-    ]
+    kinds = [kind.get("type") for kind in (schema, *schema.get("anyOf", ()))]
+    names = [name for kind in kinds for name in (kind if isinstance(kind, list) else [kind])]
     return escape(" or ".join(name for name in names if name not in (None, "null")))
 
 
 def _about(schema: dict[str, Any]) -> str:
     notes = [schema.get("description", "")]
-    notes += (
-        ["one of " + ", ".join(str(word) for word in schema["enum"] if word is not None)] if "enum" in schema else []
-    )
+    if "enum" in schema:
+        notes.append("one of " + ", ".join(str(word) for word in schema["enum"] if word is not None))
     kinds = [schema, *schema.get("anyOf", ())]
     notes += [f"{word} {kind[word]:,}" for kind in kinds for word in ("minimum", "maximum") if word in kind]
     notes += [f"default {schema['default']}"] if schema.get("default") is not None else []

@@ -38,11 +38,8 @@ MAX_FETCHES = 8
 MAX_PENDING = 32
 """Recordings being decoded or waiting for it, at some .2 s each: the wait is a few seconds at most."""
 
-_NO_HOSTS = tuple(
-    map(
-        ipaddress.ip_network, ("192.0.0.0/24", "192.88.99.0/24", "2001::/23", "2002::/16", "2001:db8::/32", "3fff::/20")
-    )
-)
+_RESERVED = ("192.0.0.0/24", "192.88.99.0/24", "2001::/23", "2002::/16", "2001:db8::/32", "3fff::/20")
+_NO_HOSTS = tuple(map(ipaddress.ip_network, _RESERVED))
 """Networks that the standard library may count as global: for protocols and documentation, and those that embed an IPv4
 address (6to4, Teredo)."""
 
@@ -157,9 +154,8 @@ class Recordings:
                 limit.reschedule(None)
                 return await self.decode(data, text, use)
         except TimeoutError as error:
-            raise InvalidReference(
-                "ref_audio", url, f"it must arrive within {FETCH_TIMEOUT_S:g} s, without a pause"
-            ) from error
+            wanted = f"it must arrive within {FETCH_TIMEOUT_S:g} s, without a pause"
+            raise InvalidReference("ref_audio", url, wanted) from error
         except (OSError, UnicodeError, httpcore2.NetworkError, httpcore2.ProtocolError) as error:
             # Without the network's own error, which could reveal facts about internal hosts.
             raise InvalidReference("ref_audio", url, "it must be there to be fetched") from error

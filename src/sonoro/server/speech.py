@@ -180,9 +180,8 @@ class SpeechFactory:
                 )
             return answer
         if body.timestamps and not is_live:
-            raise InvalidRequest(
-                "timestamps", body.timestamps, "audio alone cannot hold them: ask for stream_format sse or json"
-            )
+            wanted = "audio alone cannot hold them: ask for stream_format sse or json"
+            raise InvalidRequest("timestamps", body.timestamps, wanted)
         return AudioBody()
 
     def encoding(self, body: SpeechBody) -> Encoding:

@@ -69,8 +69,7 @@ class ProcessOutput:
     @property
     def last_line(self) -> str:
         """ ": " and the last line that is not empty, or ""."""
-        if self._is_open:
-            self._forward()
+        self._forward()
         lines = [line.strip() for line in self._tail.splitlines() if line.strip()]
         return f": {lines[-1]}" if lines else ""
 
@@ -81,15 +80,13 @@ class ProcessOutput:
 
     def close(self) -> None:
         """Stop reading; later output of a surviving child of the process is dropped."""
-        if self._is_open:
-            self._forward()
-        if self._is_open:
-            self._stop()
+        self._forward()
+        self._stop()
         if self.write_end >= 0:
             self.started()
 
     def _forward(self) -> None:
-        while True:
+        while self._is_open:
             try:
                 data = os.read(self._read_end, 65536)
             except BlockingIOError:
@@ -101,10 +98,10 @@ class ProcessOutput:
                 self._outlet.write(text)
             if not data:
                 self._stop()
-                return
 
     def _stop(self) -> None:
-        asyncio.get_running_loop().remove_reader(self._read_end)
-        os.close(self._read_end)
-        self._outlet.close()
-        self._is_open = False
+        if self._is_open:
+            self._is_open = False
+            asyncio.get_running_loop().remove_reader(self._read_end)
+            os.close(self._read_end)
+            self._outlet.close()

@@ -23,20 +23,9 @@ import zmq.asyncio
 
 from sonoro.core.errors import EngineClosed, EngineCrashed, EngineError, InvalidRequest, SonoroError
 from sonoro.core.types import ModelSpec
-from sonoro.transport import launch
+from sonoro.transport import launch, messages
 from sonoro.transport.channel import new_endpoint, remove_endpoint
 from sonoro.transport.launch import Limits
-from sonoro.transport.messages import (
-    EncodeVoice,
-    Fatal,
-    FromEngine,
-    Ping,
-    Ready,
-    Shutdown,
-    Submit,
-    ToEngine,
-    WorkerSettings,
-)
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +36,7 @@ DRAIN_S = 0.2
 class EngineProcess:
     """One engine process and this side's end of the link to it. Neither side waits for the other to read."""
 
-    ready: Ready
+    ready: messages.Ready
 
     def __init__(self) -> None:
         self._endpoint, self._output = new_endpoint(), launch.ProcessOutput()
@@ -55,11 +44,11 @@ class EngineProcess:
         self._socket = self._context.socket(zmq.PAIR)
         self._socket.set_hwm(0)
         self._process: Process | None = None
-        self._receiving: asyncio.Task[list[FromEngine]] | None = None
+        self._receiving: asyncio.Task[list[messages.FromEngine]] | None = None
         self._ending: asyncio.Task[int] | None = None
 
     @classmethod
-    async def start(cls, settings: WorkerSettings, ready_timeout_s: float) -> Self:
+    async def start(cls, settings: messages.WorkerSettings, ready_timeout_s: float) -> Self:
         """Start a process and wait until its engine is ready.
         Raises the error that the process reported (`ConfigError`, `CheckpointError`, ...), `EngineCrashed` with its
         last line of output if it died without one, and `EngineError` after `ready_timeout_s`. The process is then gone.
@@ -82,18 +71,18 @@ class EngineProcess:
         """Whether the process has not ended yet, as far as is known."""
         return self._process is not None and self._process.returncode is None
 
-    def send(self, message: ToEngine) -> None:
+    def send(self, message: messages.ToEngine) -> None:
         """Send `message`; it is lost if the process is gone. Raises `InvalidRequest` as `encode_to_engine` does."""
         sent = cast("asyncio.Future[object]", self._socket.send(encode_to_engine(message), zmq.NOBLOCK))
         assert sent.done()
         if not isinstance(sent.exception(), zmq.Again):
             sent.result()
 
-    async def serve(self, take: Callable[[FromEngine], None]) -> EngineCrashed:
+    async def serve(self, take: Callable[[messages.FromEngine], None]) -> EngineCrashed:
         """Call `take` with every message until the process ends; return how it ended."""
         try:
-            while (messages := await self._messages()) is not None:
-                for message in messages:
+            while (batch := await self._messages()) is not None:
+                for message in batch:
                     take(message)
             return self._crash()
         except Exception as error:
@@ -112,7 +101,7 @@ class EngineProcess:
         """Ask the process to end, kill it after `timeout_s`, wait for its end and free everything."""
         try:
             if self._process is not None and self.is_running and timeout_s > 0:
-                self.send(Shutdown())
+                self.send(messages.Shutdown())
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._process.wait(), timeout_s)
         finally:
@@ -125,7 +114,7 @@ class EngineProcess:
                 remove_endpoint(self._endpoint)
                 self._output.close()
 
-    async def _messages(self, timeout_s: float | None = None) -> list[FromEngine] | None:
+    async def _messages(self, timeout_s: float | None = None) -> list[messages.FromEngine] | None:
         """The next batch of messages; None if the process has ended without any, or at the timeout."""
         assert self._process is not None
         self._receiving = self._receiving or asyncio.create_task(self._receive())
@@ -138,7 +127,7 @@ class EngineProcess:
         received, self._receiving = self._receiving, None
         return received.result()
 
-    async def _receive(self) -> list[FromEngine]:
+    async def _receive(self) -> list[messages.FromEngine]:
         return decode_from_engine(await self._socket.recv())
 
     async def _until_ended(self) -> None:
@@ -147,13 +136,13 @@ class EngineProcess:
             await self._process.wait()
         await cancel_tasks(*(task for task in (self._receiving, self._ending) if task is not None))
 
-    async def _until_ready(self, timeout_s: float) -> Ready:
+    async def _until_ready(self, timeout_s: float) -> messages.Ready:
         started_at_s = time.monotonic()
-        if (messages := await self._messages(timeout_s)) is not None:
-            [message, *_] = messages
-            if isinstance(message, Fatal):
+        if (batch := await self._messages(timeout_s)) is not None:
+            [message, *_] = batch
+            if isinstance(message, messages.Fatal):
                 raise message.facts.error
-            assert isinstance(message, Ready), message
+            assert isinstance(message, messages.Ready), message
             return message
         if not self.is_running:
             raise self._crash()
@@ -180,7 +169,7 @@ class Started(ABC):
 
     @property
     @abstractmethod
-    def ready(self) -> Ready:
+    def ready(self) -> messages.Ready:
         """The newest `Ready` message of the first engine."""
 
     @property
@@ -201,10 +190,10 @@ class SupervisedEngine(Started):
     A process that crashes or hangs is replaced. After more than `max_restarts` crashes within `restart_window_s` the
     engine is closed."""
 
-    def __init__(self, settings: WorkerSettings, limits: Limits | None = None) -> None:
+    def __init__(self, settings: messages.WorkerSettings, limits: Limits | None = None) -> None:
         self.settings, self._limits = settings, limits or Limits()
         self._process: EngineProcess | None = None
-        self._ready: Ready | None = None
+        self._ready: messages.Ready | None = None
         self._closed: EngineClosed | None = None
         self._state_changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -214,7 +203,7 @@ class SupervisedEngine(Started):
         """How many replacements were started."""
 
     @abstractmethod
-    def _handle(self, message: FromEngine) -> None:
+    def _handle(self, message: messages.FromEngine) -> None:
         """Handle a message of the engine, other than `Ready`."""
 
     @abstractmethod
@@ -236,7 +225,7 @@ class SupervisedEngine(Started):
                 await process.stop(self._limits.shutdown_timeout_s)
 
     @property
-    def ready(self) -> Ready:
+    def ready(self) -> messages.Ready:
         assert self._ready is not None, "the engine has not been started"
         return self._ready
 
@@ -265,14 +254,14 @@ class SupervisedEngine(Started):
         if self._closed is not None:
             raise EngineClosed(str(self._closed))
 
-    def _send(self, message: ToEngine) -> None:
+    def _send(self, message: messages.ToEngine) -> None:
         """Send `message` to the current process, if there is one."""
         if self._process is not None:
             self._process.send(message)
 
-    def _dispatch(self, message: FromEngine) -> None:
+    def _dispatch(self, message: messages.FromEngine) -> None:
         self._mark_alive()
-        if not isinstance(message, Ready):
+        if not isinstance(message, messages.Ready):
             self._handle(message)
             return
         if self.ready.graphs_to_come and not message.graphs_to_come:
@@ -336,7 +325,7 @@ class SupervisedEngine(Started):
         """Ping the process; it is not ready after `hang_s` of silence, and killed after `answer_timeout_s`."""
         while True:
             if not self._is_hung:
-                self._send(Ping())
+                self._send(messages.Ping())
             await asyncio.sleep(min(self._limits.ping_interval_s, self._limits.answer_timeout_s / 2))
             silent_s = asyncio.get_running_loop().time() - self._last_message_s
             if self._process is None:
@@ -368,18 +357,20 @@ async def cancel_tasks(*tasks: asyncio.Task[Any]) -> None:
 
 
 _encoder = msgspec.msgpack.Encoder()
-_to_engine = msgspec.msgpack.Decoder(ToEngine)
-decode_from_engine: Callable[[bytes], list[FromEngine]] = msgspec.msgpack.Decoder(list[FromEngine]).decode
+_to_engine = msgspec.msgpack.Decoder(messages.ToEngine)
+decode_from_engine: Callable[[bytes], list[messages.FromEngine]] = msgspec.msgpack.Decoder(
+    list[messages.FromEngine]
+).decode
 
 
-def encode_to_engine(message: ToEngine) -> bytes:
+def encode_to_engine(message: messages.ToEngine) -> bytes:
     """Encode `message`. Raises `InvalidRequest` for a request with a field that is not of its declared type."""
     try:
         payload = _encoder.encode(message)
-        if isinstance(message, Submit | EncodeVoice):
+        if isinstance(message, messages.Submit | messages.EncodeVoice):
             _to_engine.decode(payload)
     except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
-        assert isinstance(message, Submit | EncodeVoice), message
-        named = message.request.id if isinstance(message, Submit) else "a voice"
+        assert isinstance(message, messages.Submit | messages.EncodeVoice), message
+        named = message.request.id if isinstance(message, messages.Submit) else "a voice"
         raise InvalidRequest("request", named, f"every field must be of its type ({error})") from error
     return payload

@@ -63,9 +63,8 @@ def wyoming_routes(service: Service) -> APIRouter:
         raise ConfigError("wyoming", config.wyoming, error.limit) from error
     if config.wyoming_name and ipaddress.ip_address(sock.getsockname()[0]).is_loopback:
         sock.close()
-        raise ConfigError(
-            "wyoming_name", config.wyoming_name, "others cannot reach a loopback address; give wyoming as HOST:PORT"
-        )
+        limit = "others cannot reach a loopback address; give wyoming as HOST:PORT"
+        raise ConfigError("wyoming_name", config.wyoming_name, limit)
     open_now: dict[asyncio.Task[Any], asyncio.Event] = {}
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
