@@ -41,11 +41,11 @@ class Metrics:
         self._registry = CollectorRegistry()
         self.requests = self._counter("requests", "requests by outcome", "dialect", "reason")
         self.in_flight = Gauge("sonoro_requests_in_flight", "requests running or waiting", registry=self._registry)
-        arrival = "from a request's arrival to its"
+        since = "from a request's arrival to its"
         self.first_packet = self._histogram(
-            "first_packet_seconds", f"{arrival} first bytes of audio", _SECONDS, "dialect"
+            "first_packet_seconds", f"{since} first bytes of audio", _SECONDS, "dialect"
         )
-        self.end_to_end = self._histogram("request_seconds", f"{arrival} last byte", _SECONDS)
+        self.end_to_end = self._histogram("request_seconds", f"{since} last byte", _SECONDS)
         self.rtf = self._histogram("rtf", "wall time over audio time of complete responses", _RTF)
         self.audio = self._counter("audio_seconds", "audio generated")
         faults = "parts of texts that were probably not spoken as written"

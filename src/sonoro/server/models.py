@@ -53,8 +53,7 @@ def model_routes(service: Service) -> APIRouter:
 
 def _configuration(client: Fleet, config: ServerConfig) -> dict[str, Any]:
     """The resolved configuration of engines and server, without secrets and local paths."""
-    settings, ready = client.settings, client.ready
-    engine = settings.config.resolve().shown
+    settings, ready, engine = client.settings, client.ready, client.settings.config.resolve().shown
     return {
         "load": {name: getattr(settings, name) for name in ("device", "dtype", "load_format")},
         "engine": {**engine, "voices_folder": "set" if engine["voices_folder"] else ""},

@@ -28,7 +28,6 @@ def character_times(
     text: str, words: Sequence[Word], *, start: int = 0, start_s: float = 0.0, end_s: float | None = None
 ) -> list[Timed]:
     """Times of the characters of `text` from index `start`, spoken from `start_s` on, to the end of `words`.
-
     Characters within a word share its time evenly, those between two words the time between. With `end_s`, the end of
     the text, characters after the last word take the time until then. Times never decrease; in a stream each call
     continues at the end of the last word of the one before.

@@ -7,6 +7,7 @@ any time. No torch.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import time
@@ -223,14 +224,11 @@ class VoiceStore:
         except OSError as error:
             raise StoreUnreachable(f"the voice {name!r} could not be read: {error.strerror or error}") from error
         facts = read_facts(data, self._fingerprint)
-        try:
-            is_named = voice_id(facts.name) == name
-        except InvalidRequest:
-            is_named = False
-        if not is_named:
-            raise EngineError(f"it holds the voice {facts.name!r}, not {name!r}")
-        # Older files do not store a digest.
-        return msgspec.structs.replace(facts, digest=facts.digest or hashlib.sha256(data).hexdigest()), data
+        with contextlib.suppress(InvalidRequest):
+            if voice_id(facts.name) == name:
+                # Older files do not store a digest.
+                return msgspec.structs.replace(facts, digest=facts.digest or hashlib.sha256(data).hexdigest()), data
+        raise EngineError(f"it holds the voice {facts.name!r}, not {name!r}")
 
 
 def _facts(name: str, references: tuple[Reference, ...], consent: str | None, digest: str) -> VoiceFacts:

@@ -49,9 +49,8 @@ class EngineProcess:
 
     @classmethod
     async def start(cls, settings: messages.WorkerSettings, ready_timeout_s: float) -> Self:
-        """Start a process and wait until its engine is ready.
-        Raises the error that the process reported (`ConfigError`, `CheckpointError`, ...), `EngineCrashed` with its
-        last line of output if it died without one, and `EngineError` after `ready_timeout_s`. The process is then gone.
+        """Start a process and wait until its engine is ready. Raises the error that the process reported,
+        `EngineCrashed` with its last line of output if it died without one, and `EngineError` after `ready_timeout_s`.
         """
         engine = cls()
         async with contextlib.AsyncExitStack() as undo:

@@ -105,8 +105,7 @@ def _address(given: str) -> tuple[str, int]:
 
 
 async def _announce(name: str, host: str, port: int) -> None:
-    """Announce this server to Home Assistant as `name` until cancelled. Failures are logged and retried: there may be
-    no network yet, or a server that is about to end may still have the name."""
+    """Announce this server as `name` until cancelled. Tries again while there is no network, or the name is taken."""
     while True:
         try:
             with socket.socket(type=socket.SOCK_DGRAM) as asking:
