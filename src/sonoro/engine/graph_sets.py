@@ -47,11 +47,8 @@ class GraphSets:
             of_text = functools.partial(model.prefill_text, slots)
             self.text_prefills = self._new_set("prefill text", of_text, config.prefill_buckets, max_tokens)
         self.frames = self._frames_of(slots)
-
-    @property
-    def to_come(self) -> int:
+        self.to_come = 0
         """How many sizes are not captured yet; batches are padded to a larger one until they are."""
-        return sum(len(graphs.to_come) for graphs in self._all)
 
     @property
     def launches(self) -> dict[str, dict[str, int]]:
@@ -123,6 +120,7 @@ class GraphSets:
         frames.capture(first)
         frames.count_on(self.frames)
         self.frames, self._state = frames, dataclasses.replace(self._state, state=state)
+        self._count_to_come()
 
     def _new_set(self, name: str, function: Callable[[Tensor], Any], sizes: Sequence[int], scratch: int) -> GraphSet:
         device, is_eager = self._state.device, self._config.is_eager
@@ -170,6 +168,10 @@ class GraphSets:
     def _capture(self, graphs: GraphSet, sizes: Sequence[int]) -> None:
         with self._stream_of(graphs):
             graphs.capture(sizes)
+        self._count_to_come()
+
+    def _count_to_come(self) -> None:
+        self.to_come = sum(len(graphs.to_come) for graphs in self._all)
 
     def _stream_of(self, graphs: GraphSet) -> AbstractContextManager[Any]:
         """A context with the stream of `graphs` as the current one."""
