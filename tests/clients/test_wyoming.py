@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
+import pytest
 from wyoming.audio import AudioChunk, AudioStart, AudioStop
 from wyoming.client import AsyncTcpClient
 from wyoming.error import Error
@@ -69,3 +71,49 @@ def test_home_assistant_reads_the_description_and_speaks_whole_live_and_cut(serv
 
     run(follow())
     until(lambda: server.metric("sonoro_requests_total", reason="disconnected", dialect="wyoming") == left + 1)
+
+
+async def whole_text(port: int, text: str) -> bytes | None:
+    """What `async_get_tts_audio` of Home Assistant's `wyoming` makes of a text: an error is an event like any other."""
+    async with AsyncTcpClient("127.0.0.1", port) as client:
+        await client.write_event(Synthesize(text=text).event())
+        pcm = b""
+        while (event := await client.read_event()) is not None:
+            if AudioStop.is_type(event.type):
+                return pcm
+            if AudioChunk.is_type(event.type):
+                pcm += AudioChunk.from_event(event).audio
+    return None
+
+
+async def live_text(port: int, text: str) -> bytes | None:
+    """What its `async_stream_tts_audio` makes of one that is still being written."""
+    async with AsyncTcpClient("127.0.0.1", port) as client:
+        await client.write_event(SynthesizeStart().event())
+        for word in text.split(" "):
+            await client.write_event(SynthesizeChunk(text=f"{word} ").event())
+        await client.write_event(Synthesize(text=text).event())
+        await client.write_event(SynthesizeStop().event())
+        pcm = b""
+        while (event := await client.read_event()) is not None:
+            if SynthesizeStopped.is_type(event.type):
+                break
+            if AudioChunk.is_type(event.type):
+                pcm += AudioChunk.from_event(event).audio
+    return pcm or None
+
+
+@pytest.mark.parametrize("ask", [whole_text, live_text])
+@pytest.mark.parametrize("refused", ["", " ", "\N{ARABIC LETTER BEH}" * 20])
+def test_home_assistant_stops_waiting_for_a_text_that_is_refused(
+    server: Server, native: Native, ask: Callable[[int, str], Awaitable[bytes | None]], refused: str
+) -> None:
+    async def follow() -> None:
+        # Without an end it would wait for the `session_idle_timeout_s` of a minute.
+        async with asyncio.timeout(10):
+            assert await ask(server.wyoming_port, refused) is None
+        pcm = await ask(server.wyoming_port, TEXT)
+        assert pcm is not None
+        assert is_same(pcm, native.live(TEXT))
+
+    run(follow())

@@ -334,6 +334,9 @@ class ErringModel(ShownSineModel):
 HELD = "held until there is "
 """Begins the name of a model that is held; the rest is the path of a file."""
 
+STOPPED = "stopped until there is "
+"""The same for one that is held with its first frame output, and does nothing more."""
+
 
 class SlowModel(VoicedSineModel):
     """Takes 5 ms for a frame, so that there is time to disturb it. A text that says "die" kills the process."""
@@ -359,6 +362,15 @@ class HeldModel(VoicedSineModel):
     def frame(self, state, slots):
         if state.length[slots].max() >= 50 and not self._file.exists():
             time.sleep(0.25)
+        super().frame(state, slots)
+
+
+class StoppedModel(HeldModel):
+    """Outputs no second frame until a file is there."""
+
+    def frame(self, state, slots):
+        while state.length[slots].max() >= 1 and not self._file.exists():
+            time.sleep(0.01)
         super().frame(state, slots)
 
 
@@ -408,6 +420,8 @@ def load(model, *, device, dtype, load_format):
     }
     if model and model.startswith(HELD):
         made = HeldModel(Path(model.removeprefix(HELD)))
+    elif model and model.startswith(STOPPED):
+        made = StoppedModel(Path(model.removeprefix(STOPPED)))
     else:
         made = LiveSineModel(voices=()) if model == "cloning" else kinds.get(model, VoicedSineModel)()
     return LoadedModel(made, torch.device("cpu"), torch.float32, {})
