@@ -15,12 +15,25 @@ from sonoro.core.errors import ConfigError, EngineError
 from sonoro.models import registry
 from sonoro.models.base import LoadedModel
 from sonoro.ops.dispatch import Operation
-from sonoro.profile.frame import EAGER_REPEATS, WARM_UPS, FrameBench, run
+from sonoro.profile import frame, timing
+from sonoro.profile.frame import FrameBench, run
 
 __all__ = ["tiny"]
 
 FIELDS = {"batch", "context", "eager_ms", "graph_ms", "floor_ms", "codec_ms", "xrt"}
 PARTS = {"backbone_ms", "depth_ms", "sample_ms"}
+
+
+REPEATS, WARM_UPS = 2, 1
+
+
+@pytest.fixture(autouse=True)
+def few_repeats(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Time fewer launches on a CPU: no test looks at how long they take."""
+    if request.node.get_closest_marker("gpu") is None:
+        monkeypatch.setattr(frame, "EAGER_REPEATS", REPEATS)
+        monkeypatch.setattr(frame, "WARM_UPS", WARM_UPS)
+        monkeypatch.setitem(timing._COPY_BYTES, "cpu", 1 << 20)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +110,7 @@ def test_kernels_that_are_not_what_is_timed_are_named(loaded: LoadedModel, monke
 def test_all_rows_are_timed_around_the_context(loaded: LoadedModel, context: int) -> None:
     made, model = watched(loaded)
     values = run(FrameBench(batch=(3,), context=context), made)
-    timed = model.stepped[-(EAGER_REPEATS + WARM_UPS) :]
+    timed = model.stepped[-(REPEATS + WARM_UPS) :]
     low, high = values["settings"]["contexts_timed"]
     assert context - 32 <= low <= context <= high <= context + 32
     for slots, positions in timed:
