@@ -12,8 +12,7 @@ The order is tempo, sample rate, format. Latency, as bytes after 1, 2 and 5 chun
 | pcm | audio/pcm | 3840, 7680, 19200 | nothing |
 
 Tempo adds 40 to 80 ms, up to 200 ms above speed 2; resampling 10 to 60 ms. Slow work runs in threads (`Encoding`), so
-that it does not block the event loop.
-"""
+that it does not block the event loop."""
 
 from __future__ import annotations
 
@@ -90,8 +89,7 @@ class Encoder:
     `out_rate` is the sample rate wanted, `rate` the one written: the next that the format has. `bit_rate`, in bits per
     second, is for mp3, opus and aac, rounded to one that they have. The result is the same for any split of the input.
     The codec is opened at the first feed, which takes up to 5 ms. Raises `InvalidRequest` naming `response_format`,
-    `speed`, `sample_rate` or `bit_rate`.
-    """
+    `speed`, `sample_rate` or `bit_rate`."""
 
     _tempo: _Tempo | None = None
     _resampler: soxr.ResampleStream | None = None

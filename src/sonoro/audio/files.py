@@ -66,8 +66,7 @@ class AudioWriter:
     A file is playable after each chunk, and complete when the block ends, even with an exception such as an interrupt.
     It is removed if nothing was written, or if writing fails. A WAV header that cannot be rewritten gives no length.
     Encoded formats for anything but a file are written at the end, because closing them rewrites their header. Raises
-    `OutputError` if writing fails.
-    """
+    `OutputError` if writing fails."""
 
     def __init__(self, path: str | Path | BinaryIO, sample_rate: int, format: str | None = None) -> None:
         self._target = path if isinstance(path, (str, Path)) else None

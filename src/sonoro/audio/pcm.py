@@ -1,7 +1,6 @@
 """Samples as bytes: PCM16, the codes of telephony, and the header of a WAV file. Knows no file and no codec.
 
-Samples are mono float32 in [-1, 1].
-"""
+Samples are mono float32 in [-1, 1]."""
 
 from __future__ import annotations
 
@@ -38,7 +37,6 @@ def resample(samples: Samples, from_hz: int, to_hz: int) -> Samples:
 
 def wav_header(sample_rate: int, data_bytes: int | None = None, *, encoding: int = 1, width: int = 2) -> bytes:
     """The 44 bytes of a WAV header for mono samples of `width` bytes in WAV format tag `encoding` (1: PCM).
-
     Without `data_bytes` it has the largest length, which readers take as "until the end"."""
     longest = 0xFFFFFFFF
     data = longest if data_bytes is None else min(data_bytes, longest - 36)

@@ -41,8 +41,7 @@ def read_reference(source: bytes | str | Path, *, text: str | None = None, use: 
     """Read a recording (a file's bytes, or its path), mixed to mono, at its own rate but at most 48 kHz.
     Raises `InvalidReference` if it is not audio, has a rate outside 4 to 384 kHz or more than 8 channels, is shorter
     than 0.5 s or longer than 60 s, silent or not finite, or has more than 24 million samples in all channels. Never
-    decodes more than that, whatever the header says, and keeps at most 60 s of one channel.
-    """
+    decodes more than that, whatever the header says, and keeps at most 60 s of one channel."""
     name = f"{len(source)} bytes" if isinstance(source, bytes) else str(source)
     try:
         samples, rate = _decode(source)

@@ -20,7 +20,6 @@ def calibrate(
     load_format: LoadFormat = "auto",
 ) -> None:
     """Find the attention heads of MODEL that follow the text, and write the table from which word times are derived.
-
     The model speaks six sentences. Word times by such a table are marked as estimated. A measured table is better, and
     is not replaced unless --output names it."""
     from sonoro.audio.files import check_place

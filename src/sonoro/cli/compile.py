@@ -30,7 +30,6 @@ def compile_command(
     processes: Annotated[int | None, number("processes", int, "compiler processes; default: one per core")] = None,
 ) -> None:
     """Compile all kernels of a server of MODEL into Triton's cache (TRITON_CACHE_DIR). Needs no GPU.
-
     MODEL, slots, configuration, dtype and quantization must be those of the server."""
     if importlib.util.find_spec("triton") is None:
         raise ConfigError("triton", None, "it is not installed: kernels are compiled by it")

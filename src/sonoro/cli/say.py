@@ -105,7 +105,6 @@ def say(
     config: common.Config = None,
 ) -> int:
     """Speak TEXT into a file.
-
     The file is written as the audio is generated, and is playable even after an interrupt. The exit code is 1 if a part
     of the text ran away or, with --check, was not spoken as written."""
     return _say(SimpleNamespace(**locals()))

@@ -40,8 +40,7 @@ MAX_SEED = 2**63 - 1
 MAX_ATTEMPTS = 10
 
 MAX_EMBEDDING = 1e4
-"""Bound of the numbers of a speaker embedding: real ones are around 10 at most, and half precision overflows beyond.
-"""
+"""Bound of the numbers of a speaker embedding: real ones are around 10 at most, and half precision overflows beyond."""
 
 _SHOWN_VOICES = 20
 

@@ -72,7 +72,6 @@ class PagePool:
 
     def cache(self, keys: Sequence[Hashable], pages: Sequence[int]) -> None:
         """Give `keys`, one each, to the first of `pages`; they have owners and must not be written to again.
-
         A key that another page has stays there. Stops if `max_cached` is reached and no cached page is without owner.
         """
         for key, page in zip(keys, pages, strict=False):

@@ -73,7 +73,6 @@ class SavedRow:
 class History:
     """Left context of `slots` slots and a scratch slot, zeroed: `columns` [slots + 1, L, C] by key, and `seen`
     [slots + 1] int64, how many columns each slot has been given.
-
     Every tensor is allocated here, once; changed only through `reset`, `load` and the contexts of `at`."""
 
     def __init__(self, layout: Layout, slots: int, *, device: torch.device | str, dtype: torch.dtype) -> None:

@@ -14,7 +14,6 @@ _ALIGNMENT = 64
 
 def upload(values: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Copy `values`, numbers or nested sequences of them, to a new tensor on `device`. No sync.
-
     The pinned staging memory is safe: torch's caching host allocator reuses a block only after the last copy from it.
     """
     return torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)

@@ -46,7 +46,6 @@ class Controls:
 
     def pack(self, sampling: SamplingParams | None = None) -> tuple[int, ...]:
         """These controls, with `sampling` (by default that of each frame's first code), as a row of `SamplingState`.
-
         The row has eight int64: four integers, two flags, and float32 in pairs. Every field of `sampling` must be set.
         """
         temperature, top_k, top_p, penalty = msgspec.structs.astuple(sampling or self.sampling)

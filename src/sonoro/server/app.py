@@ -1,7 +1,6 @@
 """The ASGI application: middleware, error handlers and routes of the speech API; its uvicorn server. No torch.
 
-Engines start in the background: the server is alive at once, and ready when they are.
-"""
+Engines start in the background: the server is alive at once, and ready when they are."""
 
 from __future__ import annotations
 

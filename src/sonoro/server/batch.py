@@ -1,7 +1,6 @@
 """Batches: several texts in one request, answered together. Each is spoken, and may fail, independently.
 
-The response is held in memory until the last text is spoken, so its size is bounded before the first one starts.
-"""
+The response is held in memory until the last text is spoken, so its size is bounded before the first one starts."""
 
 from __future__ import annotations
 

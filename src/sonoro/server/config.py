@@ -1,7 +1,6 @@
 """The server's configuration: declared here once, validated when constructed, read from YAML beside the engine's.
 
-Knows no engine and no model.
-"""
+Knows no engine and no model."""
 
 from __future__ import annotations
 
@@ -138,9 +137,7 @@ class ServerConfig(Settings):
 def read_sections(path: str | Path, **defaults: Any) -> tuple[EngineConfig, ServerConfig]:
     """The sections `engine` and `server` of the YAML file at `path`, either of which may be missing; `defaults` are
     fields of the engine for which the file has none.
-
-    Raises `ConfigError` for a file that cannot be read and for any key that is not known.
-    """
+    Raises `ConfigError` for a file that cannot be read and for any key that is not known."""
     sections = read_yaml(path, "sections")
     for name, section in sections.items():
         if name not in SECTIONS:

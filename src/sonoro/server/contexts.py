@@ -1,8 +1,7 @@
 """Concurrent texts on one WebSocket, each arriving in pieces under the id of a context.
 
 A context is spoken as a series of utterances: a flush ends one, more text begins the next. Knows no wire format:
-subclasses of `ContextSession` parse the client's messages and write the events.
-"""
+subclasses of `ContextSession` parse the client's messages and write the events."""
 
 from __future__ import annotations
 

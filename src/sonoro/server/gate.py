@@ -65,8 +65,7 @@ class Gate:
     `share` returns the fraction of `max_concurrency` that can run now: below 1 while one of several engines is down, 0
     without any; running requests are not affected. Waiters are admitted FIFO until the oldest has waited for half of
     `wait_s`, then LIFO: under overload some requests are then served soon, where FIFO would serve each just before its
-    timeout.
-    """
+    timeout."""
 
     def __init__(
         self, max_concurrency: int, max_waiting: int, wait_s: float, share: Callable[[], float] = lambda: 1.0

@@ -1,7 +1,6 @@
 """Prometheus metrics: requests by outcome, their latencies, and the statistics of the engines.
 
-Each `Metrics` has a registry of its own, so that two servers in a process share nothing.
-"""
+Each `Metrics` has a registry of its own, so that two servers in a process share nothing."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Middleware before any endpoint: limits on connections, hosts and bodies; request ids and the access log.
 
 `Connection` times out request heads, `RequestIds` assigns ids and logs, `HostCheck` refuses foreign hosts and origins,
-`HeadAsGet` answers HEAD, `RequestBodies` bounds bodies, `Budget` any other count. Knows no path and no key.
-"""
+`HeadAsGet` answers HEAD, `RequestBodies` bounds bodies, `Budget` any other count. Knows no path and no key."""
 
 from __future__ import annotations
 
@@ -71,9 +70,7 @@ _DEFAULT_PORTS = {"http": "80", "https": "443"}
 class Connection(H11Protocol):
     """uvicorn's HTTP protocol with at most `MAX_IDLE` idle connections, and `head_timeout_s` for each request head and
     for the rest of a refused body.
-
-    uvicorn itself has a timeout only after a response: none for the first request, or for a head that trickles in.
-    """
+    uvicorn itself has a timeout only after a response: none for the first request, or for a head that trickles in."""
 
     head_timeout_s = 10.0
     idle: ClassVar[dict[Connection, None]]
@@ -234,8 +231,7 @@ class HostCheck:
     A `Host` must be one of `allowed_hosts`, or what the server is bound to; it may be any if the server is bound to all
     addresses and no names are given. Probes may name any address. An `Origin` must match the `Host`, `allowed_hosts`
     (a proxy may have changed the `Host`) or `cors_origins`. Browsers always send one of the two; requests without them
-    pass.
-    """
+    pass."""
 
     def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
         self._app, self._origins = app, config.cors_origins

@@ -1,7 +1,6 @@
 """Reads reference recordings from data: URLs and, if configured, from http(s): URLs or files in a folder.
 
-Connects only to hosts on the public internet, and opens only files in that folder, whatever a client sends.
-"""
+Connects only to hosts on the public internet, and opens only files in that folder, whatever a client sends."""
 
 from __future__ import annotations
 
@@ -46,8 +45,7 @@ address (6to4, Teredo)."""
 
 def is_public(address: str) -> bool:
     """Whether `address` is of a host on the public internet: not private, local, shared, multicast or reserved, and
-    without an embedded IPv4 address (mapped, 6to4, Teredo, NAT64).
-    """
+    without an embedded IPv4 address (mapped, 6to4, Teredo, NAT64)."""
     host = ipaddress.ip_address(address.partition("%")[0])
     is_unicast = not host.is_multicast if host.version == 4 else host in ipaddress.ip_network("2000::/3")
     is_hosts = not host.is_reserved and not any(host in network for network in _NO_HOSTS)
@@ -79,8 +77,7 @@ class _Connection(httpcore2.AsyncHTTP11Connection):
 
 class Recordings:
     """Reads recordings of at most `max_bytes`: data: URLs, http(s): URLs if `allows_urls`, file: URLs in `folder` if
-    one is given. `resolve` looks up a host, `is_allowed` decides about its addresses.
-    """
+    one is given. `resolve` looks up a host, `is_allowed` decides about its addresses."""
 
     def __init__(
         self,

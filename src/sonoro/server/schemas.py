@@ -1,7 +1,6 @@
 """The JSON body of a speech request: its fields, its validation, and its conversion to a `SpeechRequest`.
 
-The fields are OpenAI's, common ones of other speech servers, and the model's own options. Others are ignored.
-"""
+The fields are OpenAI's, common ones of other speech servers, and the model's own options. Others are ignored."""
 
 from __future__ import annotations
 

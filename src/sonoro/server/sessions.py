@@ -1,7 +1,6 @@
 """Live text over a WebSocket: sessions of one utterance after the other. docs/live.md is the protocol.
 
-Other servers have WebSockets on the same path. The first message tells which protocol a client speaks.
-"""
+Other servers have WebSockets on the same path. The first message tells which protocol a client speaks."""
 
 from __future__ import annotations
 

@@ -120,8 +120,7 @@ class SpeechFactory:
 
         The text of a live request is still to come. A text without a letter or digit is spoken as silence. In a
         `dialect` other than "native", an unknown voice is replaced by the default one: clients send names of other
-        servers. Raises the error of the first invalid field.
-        """
+        servers. Raises the error of the first invalid field."""
         try:
             return await self._make(body, name, caller, is_live=is_live)
         except UnknownVoice:

@@ -1,8 +1,7 @@
 """Streaming responses: encodes the engine's audio as it arrives, sends it, and measures that.
 
 Headers are sent with the first part of the body: a request that fails before gets an error status; one that fails
-later ends with an aborted body or an error event, never like a complete response.
-"""
+later ends with an aborted body or an error event, never like a complete response."""
 
 from __future__ import annotations
 

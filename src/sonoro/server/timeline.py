@@ -30,8 +30,7 @@ def character_times(
     """Times of the characters of `text` from index `start`, spoken from `start_s` on, to the end of `words`.
     Characters within a word share its time evenly, those between two words the time between. With `end_s`, the end of
     the text, characters after the last word take the time until then. Times never decrease; in a stream each call
-    continues at the end of the last word of the one before.
-    """
+    continues at the end of the last word of the one before."""
     times: list[Timed] = []
     for word in words:
         times += _shared(text[start : word.start], start_s, word.start_s)
@@ -104,7 +103,6 @@ class Timeline:
 
 class TimedBody(AudioBody, ABC):
     """A body of content type `kind` with audio and the character times of `text`, which `line` puts together.
-
     Encoded audio passes through `convert`."""
 
     kind = "application/json"

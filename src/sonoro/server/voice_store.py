@@ -1,8 +1,7 @@
 """The uploaded voices of a server: encoded once by an engine, stored in a folder, a bucket or memory, read by digest.
 
 A voice is a file that names its model's fingerprint. One thread reads and writes the files; the listing may be read at
-any time. No torch.
-"""
+any time. No torch."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The engine process's end of its link to the server: a ZMQ socket over a Unix socket in a folder of its own.
 
 ZMQ's threads move the bytes, so neither side waits for the other to read. Queues are unbounded: the client pauses
-requests whose audio it does not read. The other end is `transport.process.EngineProcess`.
-"""
+requests whose audio it does not read. The other end is `transport.process.EngineProcess`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The server's side of an engine: keeps an engine process running, submits requests and streams their audio.
 
-Every accepted request ends: with `Finished`, with the engine's error, or with `EngineCrashed`. No torch.
-"""
+Every accepted request ends: with `Finished`, with the engine's error, or with `EngineCrashed`. No torch."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ class RequestStream:
 
     Raises the error that the request failed with. Closing it early cancels the request. At `full_bytes` of unread audio
     the request is paused, below half of that it resumes; if nothing is read of a paused request for
-    `slow_reader_timeout_s`, it is cancelled.
-    """
+    `slow_reader_timeout_s`, it is cancelled."""
 
     def __init__(
         self, request_id: str, full_bytes: int, slow_reader_timeout_s: float, send: Callable[[messages.ToEngine], None]

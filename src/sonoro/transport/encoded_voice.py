@@ -2,8 +2,7 @@
 safetensors. Imports no torch.
 
 The file's metadata: `format`, `model`, `fingerprint` (only engines with the same one can load the voice), the model's
-own facts (`voice`), and, once a server stores it, its `facts`; both are JSON.
-"""
+own facts (`voice`), and, once a server stores it, its `facts`; both are JSON."""
 
 from __future__ import annotations
 

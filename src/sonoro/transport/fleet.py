@@ -30,8 +30,7 @@ class Fleet(Started):
 
     A request goes to an engine with a free slot if there is one, then to the one with the fewest requests, where an
     engine without the voice in its cache counts as busier. While a crashed engine is replaced, the others get its
-    share. Raises `ConfigError` if several engines would share a `codec_device`.
-    """
+    share. Raises `ConfigError` if several engines would share a `codec_device`."""
 
     def __init__(self, settings: WorkerSettings, devices: Sequence[str], limits: Limits | None = None) -> None:
         self.settings, config = msgspec.structs.replace(settings, device=",".join(devices)), settings.config

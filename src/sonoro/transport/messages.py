@@ -1,8 +1,7 @@
 """The messages between an engine process and its client, as MessagePack, and the settings of such a process.
 
 A tag in each message names its class; nothing is pickled. `transport.process` encodes and decodes them in the server,
-`transport.channel` in the engine.
-"""
+`transport.channel` in the engine."""
 
 from __future__ import annotations
 
@@ -107,8 +106,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     `ready_s` counts from the start of the process. `report` has lines on memory by part and on each captured size.
     `phases` maps each phase of the start to its seconds, in order; `kernels_awaited` is the time for which launches
     waited for kernels. Both memories are this process's on its GPUs, 0 without one. Voices encoded under the same
-    `fingerprint` can be loaded. `graphs_to_come` sizes are not captured yet; batches are padded to larger ones.
-    """
+    `fingerprint` can be loaded. `graphs_to_come` sizes are not captured yet; batches are padded to larger ones."""
 
     spec: ModelSpec
     ready_s: float
@@ -125,8 +123,7 @@ class PrefixCounts(msgspec.Struct, kw_only=True):
 
     `tokens_prefilled`, `tokens_cached`: prompt tokens that were prefilled, and those that cached pages held. `hits`,
     `misses`: prompts with shareable pages whose first page was cached, or not. `evictions`: pages. `kept_bytes`: cached
-    now.
-    """
+    now."""
 
     tokens_prefilled: int = 0
     tokens_cached: int = 0
@@ -144,8 +141,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     of one tick to the end of the next under load; each `p50`, `p95`, `p99` of the last 4096, 0 without data.
     `broken_samples`: non-finite samples, sent as silence. `preemptions`: for want of pages, before any audio was sent.
     `fallbacks`: by operation, the number of shapes served by `smaller` blocks or by the `reference` because a kernel
-    could not be launched. `compiled`: by kernel, the variants that were compiled at their launch.
-    """
+    could not be launched. `compiled`: by kernel, the variants that were compiled at their launch."""
 
     launches: dict[str, dict[str, int]]
     prefixes: PrefixCounts

@@ -1,7 +1,6 @@
 """An engine process of a client: sends and receives messages, notices when it crashes or hangs, and replaces it.
 
-A process that ends without a `Shutdown` has crashed, whatever its exit code.
-"""
+A process that ends without a `Shutdown` has crashed, whatever its exit code."""
 
 from __future__ import annotations
 

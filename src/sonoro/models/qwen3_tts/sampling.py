@@ -19,17 +19,14 @@ def mask_first(
 
     `seen` [B, V] bool: ids sampled in this segment; `suppressed` [V] bool: control ids; `is_end` [V] bool: the
     end-of-speech id; `length` [B]: frames so far. The end is banned in the first frames and with `ignore_eos`.
-    Capturable; no sync.
-    """
+    Capturable; no sync."""
     is_endless = controls.ignore_eos | (length < MIN_FRAMES)[:, None]
     return mask_logits(logits, seen, controls.repetition_penalty, suppressed | (is_end & is_endless))
 
 
 def check_kernels(batch: int, vocabulary: int, table: Tensor) -> None:
     """Compare the sampling kernels with their references, for `batch` ids of `vocabulary`. Synchronises.
-
-    Ids must be equal; noise may differ by the rounding of two logarithms.
-    """
+    Ids must be equal; noise may differ by the rounding of two logarithms."""
     device = table.device
     index = torch.arange(batch, device=device)
     gumbel_noise.check(lambda: (index * 7919, index % 3, index, 2, vocabulary), tolerance=1e-5)

@@ -2,8 +2,7 @@
 
 The last slot is scratch; a free slot is `done` and has the scratch page throughout. Prompts are staged by two copies:
 one row of slot state per prompt, and the ids of all prompt tokens, packed. `admit_staged` and `fill_backbone` read only
-the staging area, so their graphs depend on the indices of slots and staged tokens alone.
-"""
+the staging area, so their graphs depend on the indices of slots and staged tokens alone."""
 
 from __future__ import annotations
 
@@ -61,8 +60,7 @@ class BackboneState:
     `pending` [N+1, H] is the backbone's next input at `position`, before pending text is added. `cache`, which may hold
     the layers of several stacks, is valid before `position`. `samplers` has an entry for each set of sampling controls
     of a frame. `spans` [N+1, 2] int64 are start and count of the text's positions; `watch`, if not None, records the
-    attention of some heads of the backbone to them.
-    """
+    attention of some heads of the backbone to them."""
 
     done: Tensor
     length: Tensor
@@ -228,8 +226,7 @@ def stage_prompts(  # noqa: PLR0917 (all by row, in one order)
     returns the number of these. No sync; not capturable.
 
     Per prompt: `ids` [P, V] of all of its tokens, and `added`, the packed controls of each sampler, then the model's
-    additions.
-    """
+    additions."""
     assert state.scratch not in slots
     lengths = [prompt.positions - cached for prompt, (_, cached) in zip(prompts, pages, strict=True)]
     tokens, table = sum(lengths), state.cache.page_table.shape[1]
@@ -255,9 +252,7 @@ def stage_prompts(  # noqa: PLR0917 (all by row, in one order)
 
 def admit_staged(state: BackboneState, slots: Tensor) -> Tensor:
     """Reset `slots` [B] int64 and write the staged state to them, in order; returns the model's additions, [B, A].
-
-    Capturable; no sync.
-    """
+    Capturable; no sync."""
     is_scratch, table = slots == state.scratch, state.cache.page_table
     staged = torch.where(is_scratch[:, None], state.staged.slots[-1], state.staged.slots[: slots.shape[0]])
     end = _PAGE_COLUMN + table.shape[1]
@@ -276,8 +271,7 @@ def admit_staged(state: BackboneState, slots: Tensor) -> Tensor:
 
 def staged_tokens(state: BackboneState, tokens: Tensor) -> tuple[PackedTokens, Tensor, Tensor]:
     """Look up the staged tokens with indices `tokens` [T] int64, from 0 on: their place in packed prompts, the slot [T]
-    whose pending input each is (scratch for all but a prompt's last token), and their ids [T, V]. Capturable.
-    """
+    whose pending input each is (scratch for all but a prompt's last token), and their ids [T, V]. Capturable."""
     ids = state.staged.tokens[tokens]
     slots, positions, starts, pending = ids[:, :_TOKEN_COLUMNS].unbind(1)
     # Each padding token is a sequence of its own.
@@ -292,8 +286,7 @@ def fill_backbone(
     Capturable.
 
     `embed` maps their ids [T, V] to the backbone's inputs [T, H]. The last token of a prompt is run here and again by
-    the first step, which overwrites its keys and values with the same.
-    """
+    the first step, which overwrites its keys and values with the same."""
     packed, pending, ids = staged_tokens(state, tokens)
     parts = ids.split(_EMBEDDED_AT_ONCE)
     rows = embed(ids) if len(parts) == 1 else torch.cat([embed(part) for part in parts])
@@ -328,8 +321,7 @@ def depth_passes(
     first. `rows` [B] are indices into its KV cache.
 
     `fed` are the inputs, [B, width] each: the backbone's hidden state, then the embedding of each codebook's code. The
-    caller appends the next one before it asks for the next output. The first two are known together: one pass.
-    """
+    caller appends the next one before it asks for the next output. The first two are known together: one pass."""
     hidden, embedded, count = fed[0], fed[1], rows.shape[0]
     assert hidden is not None
     assert embedded is not None

@@ -1,8 +1,7 @@
 """First and last kernel of a decode step of a model with codebooks: gather the backbone's inputs by slot, and append
 the frame and its feedback embedding. Triton kernels beside their references.
 
-Slots that are done are replaced by the scratch slot, which is always done, at length 0.
-"""
+Slots that are done are replaced by the scratch slot, which is always done, at length 0."""
 
 from __future__ import annotations
 
@@ -34,9 +33,7 @@ _BLOCK = 512
 class PendingText:
     """Text added to the inputs: frame n takes entry n - 1 of a slot's `ids` [N+1, M] int64, and the last one after
     that.
-
-    `embed` maps ids [B] to [B, H]; `table` [V, H] holds its results for all ids, or None if it is not in memory.
-    """
+    `embed` maps ids [B] to [B, H]; `table` [V, H] holds its results for all ids, or None if it is not in memory."""
 
     ids: Tensor
     table: Tensor | None
@@ -45,7 +42,6 @@ class PendingText:
 
 class StepState(NamedTuple):
     """Tensors of `BackboneState` that a step reads and writes, by slot.
-
     `seen` [N+1, end of speech + 1] bool marks the codes sampled for codebook 0, for models with a repetition penalty.
     """
 
@@ -134,8 +130,7 @@ def append_frames(  # noqa: PLR0917 (where the rows stand, and what they are giv
     `pending` [B, H] are the next inputs. A slot with `is_end` [B] ends without this frame; others end at `max_frames`
     [B]. Capturable; no sync.
 
-    Returns `rows` with the scratch slot for those with `is_end`: where to write any other state of this frame.
-    """
+    Returns `rows` with the scratch slot for those with `is_end`: where to write any other state of this frame."""
     scratch = state.done.shape[0] - 1
     stopped = is_end | (rows == scratch)
     # A slot that ends writes to the scratch slot: its last decision changes `done` alone.

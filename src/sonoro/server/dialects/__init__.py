@@ -10,8 +10,7 @@ and `dialect.socket` handle keys, errors, logs and metrics, so that an endpoint 
 A WebSocket session derives from `LiveSession` (one text after the other) or `DialectSession` (texts in pieces, each
 under an id). Raise `InvalidRequest` for an invalid message; limits, permits, encoding, slow readers and disconnects are
 handled. For a path that OpenAI's API has too, `is_ours` decides by the headers. A WebSocket on the path of the native
-sessions derives from `OtherSession` and is named in `LIVE_DIALECTS`: its first message decides.
-"""
+sessions derives from `OtherSession` and is named in `LIVE_DIALECTS`: its first message decides."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Cartesia's API, as used by its SDK, LiveKit and Pipecat, at the root path; any API version is accepted.
 
 Where its documentation is silent: after a cancelled context no `done` is sent, which the SDK would take for that of the
-next one; text is spoken as it arrives, without buffering; the speeds slow and fast are .8 and 1.25.
-"""
+next one; text is spoken as it arrives, without buffering; the speeds slow and fast are .8 and 1.25."""
 
 from __future__ import annotations
 

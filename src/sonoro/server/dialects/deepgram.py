@@ -1,7 +1,6 @@
 """Deepgram's text-to-speech API, as used by its SDK, LiveKit and Pipecat. The model that clients name is the voice.
 
-Where its documentation is silent: text is spoken as it arrives, not only after a flush.
-"""
+Where its documentation is silent: text is spoken as it arrives, not only after a flush."""
 
 from __future__ import annotations
 

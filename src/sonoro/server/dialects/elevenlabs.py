@@ -2,8 +2,7 @@
 
 Where its documentation is silent: a second `close_context` cancels; alignment times count from the end of the last
 character sent before, or with `sync_alignment` from the start of the context; a flush ends with a space, for clients
-that time a word only when a space follows.
-"""
+that time a word only when a space follows."""
 
 from __future__ import annotations
 

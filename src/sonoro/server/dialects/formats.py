@@ -1,7 +1,6 @@
 """Audio formats of the dialects beyond those of the native API: G.711, float32, and WAV of either. Knows no dialect.
 
-The server's encoder makes PCM16 at the requested sample rate; here each sample is converted.
-"""
+The server's encoder makes PCM16 at the requested sample rate; here each sample is converted."""
 
 from __future__ import annotations
 

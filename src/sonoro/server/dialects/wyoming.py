@@ -2,8 +2,7 @@
 
 An event is a line of JSON, then `data_length` bytes of JSON to be merged into its `data`, then `payload_length` bytes
 of audio. A connection is adapted to a WebSocket and its events to messages, so that it is a session like any other,
-with the same limits.
-"""
+with the same limits."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The playground: one page that speaks with the API beside it, from files of this package. Knows no engine.
 
-The page asks nothing of any other host, and its policy forbids it to.
-"""
+The page asks nothing of any other host, and its policy forbids it to."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Text normalisation for English: writes everything out in letters, for voices that read nothing else.
 
-What is read how, is in `rules`. Knows no voice, no tokenizer and no sentence splitting.
-"""
+What is read how, is in `rules`. Knows no voice, no tokenizer and no sentence splitting."""
 
 from __future__ import annotations
 
@@ -183,7 +182,6 @@ def normalize_english(
 ) -> NormalizedText:
     """Normalise `text` to its spoken form. What has none is dropped and reported, never guessed. `respellings` maps
     lower-case spoken words to the spelling to use; a letter's is used where its capital begins an initialism.
-
     Idempotent. The result's text is empty if nothing speakable is left."""
     written, dropped = _written_out(text)
     if respellings:

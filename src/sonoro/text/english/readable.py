@@ -1,7 +1,6 @@
 """Warnings about a text that a voice for English letters cannot speak well: dropped characters, another language.
 
-Languages are detected by their most frequent words, which is enough for a warning. Knows no voice.
-"""
+Languages are detected by their most frequent words, which is enough for a warning. Knows no voice."""
 
 from __future__ import annotations
 

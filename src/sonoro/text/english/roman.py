@@ -1,7 +1,6 @@
 """Rules that write Roman numerals in English text as spoken: Henry the eighth, World War two, the nineteenth century.
 
-They apply only where the context shows a numeral: a lone I, V, X, MD or XL is left as it is.
-"""
+They apply only where the context shows a numeral: a lone I, V, X, MD or XL is left as it is."""
 
 from __future__ import annotations
 

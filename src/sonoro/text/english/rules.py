@@ -1,7 +1,6 @@
 """The rules of English text normalisation: how numbers, money, times, addresses, abbreviations and signs are read.
 
-Each is a pattern and what replaces its matches. They are simple: a bare number from 1100 to 2099 is read as a year.
-"""
+Each is a pattern and what replaces its matches. They are simple: a bare number from 1100 to 2099 is read as a year."""
 
 from __future__ import annotations
 
@@ -400,6 +399,5 @@ _SIGNS: Table = [
 ]
 RULES = [*compiled(_MARKUP), *ROMAN_RULES, *compiled(_ADDRESSES + _PLACES + _SHORT + _DATES + _AMOUNTS + _SIGNS)]
 """The substitutions in their required order: specific before general, numbers before punctuation.
-
 Each takes linear time for any text: patterns enter a run of one kind of character only at its start, or match it whole.
 """
