@@ -1,7 +1,5 @@
 """The audio that `sonoro.api` returns, whole or in pieces."""
 
-from __future__ import annotations
-
 import base64
 import importlib
 import io

@@ -4,8 +4,6 @@ PARENT is a process id, STARTED a time of the monotonic clock, which all process
 runs the engine, a second encodes voices, ZMQ's I/O thread moves the bytes. An error while it runs ends the process, and
 its parent starts another."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import gc

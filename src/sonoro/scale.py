@@ -3,8 +3,6 @@
 Needs the extra `scale`. Each replica is the server of `sonoro.server` over engines of its own; Ray places, counts and
 replaces replicas and proxies their responses."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from typing import Any

@@ -1,7 +1,5 @@
 """Writes generated audio to files, as PCM16 or an encoding of it. Knows no model."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import sys

@@ -2,8 +2,6 @@
 
 Samples are mono float32 in [-1, 1]."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable
 from functools import cache

@@ -1,7 +1,5 @@
 """Reads reference recordings of voices, whatever their file claims to hold. Knows no model."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 from pathlib import Path

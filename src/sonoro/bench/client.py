@@ -1,7 +1,5 @@
 """Requests to a speech server over HTTP, with the arrival times of each chunk of the response."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -1,7 +1,5 @@
 """Texts and voices for the load generator: two hundred built-in texts, or a file of texts with recordings."""
 
-from __future__ import annotations
-
 import base64
 import functools
 import mimetypes

@@ -4,8 +4,6 @@ A load generator must not measure itself. With 256 streams of a chunk every 80 m
 and this 47, notes chunks 7.3 and 3.0 ms late (p95), and lags 6.3 and 5.9 ms (p95; `benchmarks/http_clients.py`, two
 cores, medians of four turns each)."""
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 import time

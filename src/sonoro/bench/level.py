@@ -3,8 +3,6 @@
 A `Level` consists of plain values, so that it can be sent to another process on this machine, which has the same clock.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import itertools

@@ -2,8 +2,6 @@
 
 One request at a time. docs/live.md defines the messages, docs/benchmark.md the metrics."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Load a speech server, in an open or closed loop, and measure its responses: `sonoro bench serve`."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

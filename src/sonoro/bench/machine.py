@@ -1,7 +1,5 @@
 """Facts about the machine: processor, driver and commit, for results files. Imports no GPU library."""
 
-from __future__ import annotations
-
 import platform
 import re
 import subprocess

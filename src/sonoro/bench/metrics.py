@@ -1,8 +1,6 @@
 """Metrics of one request, of a level of load, and of an overload test, computed from noted times. docs/benchmark.md
 defines them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Send the load through OpenAI's own client, whose cost is then part of every time. Needs the package `openai`."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Plot results of the load generator: TTFP, end-to-end latency, RTF and throughput over load."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

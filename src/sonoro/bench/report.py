@@ -1,8 +1,6 @@
 """The load generator's results file and table, and the comparison of two files. docs/benchmark.md defines the
 fields."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -2,8 +2,6 @@
 
 The fields are those of docs/results.md and docs/benchmark.md."""
 
-from __future__ import annotations
-
 import datetime
 import json
 from abc import ABC, abstractmethod

@@ -1,7 +1,5 @@
 """Worker processes that each send a share of the load, for loads that one process cannot send."""
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 from multiprocessing.connection import Connection, wait

@@ -1,7 +1,5 @@
 """`sonoro calibrate`: finds the word heads of a checkpoint, once. Imports torch when it runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

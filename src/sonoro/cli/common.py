@@ -1,7 +1,5 @@
 """Shared by the commands of `sonoro`: options and their parsers, output."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Mapping

@@ -2,8 +2,6 @@
 
 Invalid input gives one line on stderr and exit code 2. Only the commands that need torch import it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

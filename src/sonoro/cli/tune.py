@@ -1,7 +1,5 @@
 """`sonoro tune`: measures the fastest plans of matrix products, once per card. Imports torch when it runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

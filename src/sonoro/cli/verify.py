@@ -1,7 +1,5 @@
 """`sonoro verify`: checks a model on this machine. Imports torch when it runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`sonoro voices`: the voices of a model."""
 
-from __future__ import annotations
-
 from sonoro.cli.common import DataType, Device, NamedModel, show
 
 

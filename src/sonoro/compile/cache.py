@@ -1,7 +1,5 @@
 """Records for which settings, code, compiler and card the kernels in Triton's cache were compiled. Knows no kernel."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hashlib

@@ -4,8 +4,6 @@ An engine whose record (`cache.KernelCache`) is valid compiles nothing. Otherwis
 in the order of need, and each launch of the engine waits for its own. A failure there is only a warning: the engine
 compiles whatever it does not find."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib.util

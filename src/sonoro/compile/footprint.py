@@ -2,8 +2,6 @@
 
 The model and its per-slot state are built on torch's "meta" device, and their tensors are counted."""
 
-from __future__ import annotations
-
 import dataclasses
 import weakref
 from collections import Counter

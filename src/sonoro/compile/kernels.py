@@ -6,8 +6,6 @@ start needs are compiled first. `python -m sonoro.compile.kernels SETTINGS CARD 
 starts while it loads its weights, unless it has a fork for that (`compiler.Standby`). A failure there is only a
 warning: the engine compiles whatever it does not find."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import logging

@@ -3,8 +3,6 @@
 Up to version 3.6, Triton compiles a C launcher for each signature at its first launch, .4 s each, one after the other.
 Later versions need none."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import logging

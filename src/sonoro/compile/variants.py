@@ -3,8 +3,6 @@
 A variant is what Triton compiles once: a kernel with its constants, argument types, specializations and launch options.
 Knows no kernel."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

@@ -3,8 +3,6 @@
 Times are seconds from the first sample of the request, at the model's tempo; `at_speed` converts them for audio that is
 played faster or slower."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Literal
 

@@ -2,8 +2,6 @@
 
 Messages are written as `event=NAME key=value ...`; the keys become those of the JSON. Knows no event."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

@@ -5,8 +5,6 @@ codec, as it writes other columns. On a device of its own the codec reads a copy
 newest frame of every stepped slot is copied over. Torch orders such a copy after and before the current streams of both
 devices. No sync. Depends on the protocols of `models.base` and on no model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any

@@ -1,7 +1,5 @@
 """Allocates the device state of all slots once, and computes how many KV cache pages fit beside it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -3,8 +3,6 @@
 The host runs one tick behind: it launches tick k before it reads the results of tick k-1, so the device never waits for
 it. Depends on the protocols of `models.base` and on no model. Not thread-safe."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections import deque

@@ -2,8 +2,6 @@
 
 Depends on the protocols of `models.base` and on no model; knows no request. All launches are the runner's."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence

@@ -2,8 +2,6 @@
 
 Depends on no model; makes no plan."""
 
-from __future__ import annotations
-
 import logging
 from collections import deque
 from collections.abc import Callable

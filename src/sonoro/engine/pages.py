@@ -4,8 +4,6 @@ All running requests share a `PagePool`. A page is given only if the state stays
 in some order every request could run to its limit once those before it have ended and returned their pages. So requests
 never all wait for pages, however long each turns out to be. Pure Python; knows no queue and no model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import NamedTuple
 

@@ -2,8 +2,6 @@
 
 Depends on the protocols of `models.base`; knows no queue and no tick."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Callable

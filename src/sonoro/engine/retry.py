@@ -1,7 +1,5 @@
 """Decides what becomes of a segment that is faulty or runs away, and does it. Knows no tick and no model."""
 
-from __future__ import annotations
-
 from enum import Enum
 
 from sonoro.engine.request import Request

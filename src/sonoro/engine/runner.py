@@ -4,8 +4,6 @@ Owns the per-slot device state and the graphs that advance it. Depends on the pr
 model. Everything is launched in order on one stream, but for a codec with a stream of its own. No sync except in
 `Launched.entry.wait`, captures and `watch`."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 from collections.abc import Iterator, Sequence

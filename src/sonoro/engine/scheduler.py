@@ -3,8 +3,6 @@
 A plan is made before the results of the previous tick are known. It presumes that every stepped request output a frame;
 if one did not, the codec decodes a surplus column, and no audio is lost."""
 
-from __future__ import annotations
-
 import heapq
 from collections import deque
 from collections.abc import Iterable, Set

@@ -3,8 +3,6 @@
 A saved voice is safetensors bytes, which a server stores and sends back: named tensors and facts, bound to the
 fingerprint of the model that encoded it."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import time

@@ -3,8 +3,6 @@
 Encoding a minute of audio takes most of a second, which running streams must not wait for: an executor does it, and
 requests hold a future of the voice. Depends on `models.base` and on no model."""
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence

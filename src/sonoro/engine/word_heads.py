@@ -4,8 +4,6 @@
 for words, in the engine's thread while it is idle, a frame at a time: a new request waits for one frame at most. Word
 times from found heads are marked as estimated. How heads are judged is in `words.calibration`."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field

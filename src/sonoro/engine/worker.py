@@ -2,8 +2,6 @@
 
 An error of one request becomes its `Failed`; an error of the engine ends the loop."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@ Per-request state on the device is in static tensors of N + 1 slots; the last sl
 arguments are [B] int64, distinct except for the scratch slot. What is marked capturable has fixed shapes for a given B,
 does not synchronise with the host, and touches no state outside `slots`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable

@@ -2,8 +2,6 @@
 
 A family is one line in `FAMILIES`. `model_type` in config.json, or else `architecture`, names a checkpoint's."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

@@ -1,7 +1,5 @@
 """Settings of a model that an operator chooses for all requests: declared by the model, validated here."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 

@@ -1,7 +1,5 @@
 """The optional protocol of a model whose attention shows which word is being spoken."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 

@@ -1,7 +1,5 @@
 """A transformer stack with bidirectional attention over many short sequences of equal length, such as patches."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import cast
 

@@ -3,8 +3,6 @@
 Channels are last in memory: a convolution of few columns is then one matrix product over windows, and a transposed
 convolution two products whose outputs are already in order."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

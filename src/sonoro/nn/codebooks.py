@@ -1,7 +1,5 @@
 """Residual vector quantisation of [B, T, C] with codebooks that are searched in a low-dimensional projection."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import cast
 

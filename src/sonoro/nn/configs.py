@@ -1,7 +1,5 @@
 """Read a checkpoint's JSON configuration into frozen dataclasses."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """Flow matching solved by Euler's method: the ODE steps from noise to data, and the embedding of their times."""
 
-from __future__ import annotations
-
 import math
 
 import torch

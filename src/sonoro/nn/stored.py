@@ -3,8 +3,6 @@
 Formats are safetensors and `torch.save` (tensors only). An int8 tensor with a tensor `<name>_scale` [rows] beside it
 is dequantised: it counts as one float tensor."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

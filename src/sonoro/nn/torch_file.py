@@ -1,7 +1,5 @@
 """Read tensors from a `torch.save` file, without running its code, or a safetensors file; fold weight norm."""
 
-from __future__ import annotations
-
 import pickle
 import zipfile
 from collections.abc import Mapping

@@ -4,8 +4,6 @@
 returns [B, T, query heads, D], and may store keys and values (`sonoro.nn.kvcache`). `step` runs one or a few positions
 per slot and `prefill` packed prompts, with fused kernels. Tests compare the three."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

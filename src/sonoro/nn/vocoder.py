@@ -3,8 +3,6 @@ residual units, up to samples, and an encoder's mirrored downsampling blocks.
 
 Sequences are [B, T, C]; left context comes from a `Context`. `nn.vocoder_fused` runs the same weights on a GPU."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence

@@ -2,8 +2,6 @@
 
 A kernel writes the residual stream and the next layer's input: activated, with that layer's left context in front."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import NamedTuple, cast
 

@@ -3,8 +3,6 @@
 Names are those of the file, except for fusions: tensors that are stored separately and concatenated on dim 0. Modules
 are built on the meta device and filled here, so each tensor is allocated once, in its final dtype and on its device."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import re

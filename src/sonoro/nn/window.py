@@ -2,8 +2,6 @@
 
 Sequences are [B, T, C]. A `Context` keeps the rotated keys and the values of the window, so that streaming is exact."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import cast
 

@@ -3,8 +3,6 @@
 The periodic two take precomputed rates and scales by channel (`snake_rates`, `snake_beta_rates`). Triton is optional.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -3,8 +3,6 @@ torch reference.
 
 Fused with q/k norms, rotary embedding and the write of the new keys and values."""
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import NamedTuple

@@ -6,8 +6,6 @@ of a lane read 16 bytes each, and every lane keeps its own running max and sum u
 # Tuples grow during compilation, which type checkers cannot follow.
 # mypy: disable-error-code="assignment, misc"
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

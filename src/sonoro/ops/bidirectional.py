@@ -2,8 +2,6 @@
 
 A program computes one query head of one sequence, held in registers."""
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor
 

@@ -3,8 +3,6 @@ references.
 
 Left context is handled as in `ops.conv`. Computed in float32 (float64 for float64), results rounded once."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

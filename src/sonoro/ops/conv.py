@@ -7,8 +7,6 @@ Computed in float32 (float64 for float64), each output rounded once.
     input    [B, L + T, C]    columns before ->|<- columns of this call
     history  [slots, L, C]    left context of the next call of slots[b]: the input's last L columns"""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple

@@ -3,8 +3,6 @@
 Operations on tensors of torch's "meta" device record which kernels are launched, for a GPU that need not be present
 (`sonoro.compile.variants`)."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -6,8 +6,6 @@ digits as bfloat16. A product of 16-bit rows must widen the 8-bit weight in each
 stored, and tensor cores multiply E4M3 at twice the speed of 16 bits. Needs compute capability 8.9;
 `sonoro.ops.plans.e4m3_plan` says at which batch sizes layers use it."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

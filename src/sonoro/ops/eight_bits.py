@@ -2,8 +2,6 @@
 
 `scale` [N] float32 times row n is what that row stands for: kernels multiply their sums by it."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -3,8 +3,6 @@
 The network's batch holds two token sequences per request: conditional in the first half, unconditional in the second
 (classifier-free guidance). A step changes their time token and their last tokens, the patch being generated."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

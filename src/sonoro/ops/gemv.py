@@ -2,8 +2,6 @@
 
 A weight in 8 bits is held packed, and unpacked for each row of x."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

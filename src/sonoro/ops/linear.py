@@ -7,8 +7,6 @@ or torch's product (cuBLAS), which is here.
 
 A weight is stored in the dtype of what it multiplies, or in 8 bits with a `scale` (see `sonoro.ops.eight_bits`)."""
 
-from __future__ import annotations
-
 from typing import TypedDict, Unpack
 
 import torch

@@ -3,8 +3,6 @@
 With PDL a kernel starts before the one ahead of it is done. It must call `pdl_wait` before it writes anything or reads
 what another kernel wrote; weights may be read before."""
 
-from __future__ import annotations
-
 import functools
 import math
 

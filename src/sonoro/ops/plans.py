@@ -3,8 +3,6 @@
 Measured plans are files by card in `tuned/` (`sonoro tune` writes one); any other card or size gets a plan estimated
 from multiprocessors, shared memory and bandwidth. `sonoro.ops.linear` runs the plans."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json

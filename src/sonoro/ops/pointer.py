@@ -3,8 +3,6 @@
 Runs after `decode_attention` with the same arguments: the new position's key is in the cache by then. A Triton kernel
 beside its torch reference."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

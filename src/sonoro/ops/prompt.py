@@ -2,8 +2,6 @@
 
 A Triton kernel beside its torch reference."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

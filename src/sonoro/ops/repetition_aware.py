@@ -2,8 +2,6 @@
 
 A Triton kernel beside its torch reference. Every parameter is per request and on the device. Capturable; no sync."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

@@ -3,8 +3,6 @@
 Triton kernels beside torch references. Every parameter is per request and on the device, so a batch may mix greedy and
 sampled requests. Capturable; no sync."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple

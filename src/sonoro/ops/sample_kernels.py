@@ -1,7 +1,5 @@
 """The Triton kernels of `sonoro.ops.sample`, which launches them. Requires Triton."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

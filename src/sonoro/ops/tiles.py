@@ -2,8 +2,6 @@
 
 A weight in 8 bits is widened tile by tile to the dtype of the other operand."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -3,8 +3,6 @@
 The ring buffer [slots, window - 1, 2 * kv heads * D] holds rotated keys, then values; position p is at index
 p % (window - 1)."""
 
-from __future__ import annotations
-
 import math
 
 import torch

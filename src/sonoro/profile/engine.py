@@ -2,8 +2,6 @@
 
 A closed loop: each of C clients sends a request, listens to its end and sends the next."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import random

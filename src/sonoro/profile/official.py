@@ -5,8 +5,6 @@ most), `voice`, `language`, `instructions`, `repetition_penalty`, `device` and, 
 [T, P, D]. MADE, greedy in float32: `options` (JSON) of the equivalent request, `positions` of the prompt, the first
 `decision` [V] (logits, or hidden states), `frames` [T, ...] and their `audio` [S]."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Results files of benchmarks in this process: the machine, and a printed table of the rows."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a benchmark loads or launches, and requests that any model can speak, whatever its voices."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Run a model without an engine, from graphs or eagerly, to compare frames and audio."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

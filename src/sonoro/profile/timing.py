@@ -1,7 +1,5 @@
 """Time work and memory copies; on a GPU with CUDA events."""
 
-from __future__ import annotations
-
 import itertools
 import statistics
 import time

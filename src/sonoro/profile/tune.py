@@ -4,8 +4,6 @@ For each weight shape and number of rows, the plans with the best estimates are 
 exceed the L2 cache; then variations of the best. Kernels are compiled beforehand, on all cores. Each shape is written
 when it is done, and an interrupted run resumes with the next."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -3,8 +3,6 @@ weights.
 
 A failed check does not stop the others."""
 
-from __future__ import annotations
-
 import gc
 import time
 from contextlib import AbstractContextManager

@@ -2,8 +2,6 @@
 
 Also the way for other packages to `ops`: which kernels fell back, and the limit on shared memory."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

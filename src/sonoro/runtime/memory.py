@@ -1,7 +1,5 @@
 """Computes how many KV cache pages fit into a fraction of a GPU's memory, and reports its use. Knows no model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Measures the phases of a start."""
 
-from __future__ import annotations
-
 import time
 
 

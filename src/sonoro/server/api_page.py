@@ -1,7 +1,5 @@
 """The API reference at /docs: a static page rendered from the OpenAPI description, without scripts or other hosts."""
 
-from __future__ import annotations
-
 import functools
 from html import escape
 from typing import Any

@@ -2,8 +2,6 @@
 
 Engines start in the background: the server is alive at once, and ready when they are."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import gc

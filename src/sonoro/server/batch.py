@@ -2,8 +2,6 @@
 
 The response is held in memory until the last text is spoken, so its size is bounded before the first one starts."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

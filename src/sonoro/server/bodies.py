@@ -1,7 +1,5 @@
 """Response bodies with more than the audio itself: server-sent events, and one JSON object."""
 
-from __future__ import annotations
-
 import base64
 import json
 import math

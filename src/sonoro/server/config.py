@@ -2,8 +2,6 @@
 
 Knows no engine and no model."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Mapping

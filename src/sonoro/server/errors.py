@@ -1,7 +1,5 @@
 """The errors of the server, and one function from any error to the status, headers and body of its response."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Joins characters that a client has split over two messages: JSON escapes one beyond U+FFFF as two surrogates."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """Health of the server and its engines: the operators' routes, which need no key."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from typing import Any

@@ -1,7 +1,5 @@
 """API keys: finds the caller behind the key of a connection. Knows no route."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The listening socket. Imports no server, so that engines can be started before that is loaded."""
 
-from __future__ import annotations
-
 import socket
 
 from sonoro.core.errors import ConfigError

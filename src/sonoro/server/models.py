@@ -1,7 +1,5 @@
 """The routes that describe the loaded model and how it is served."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from fastapi import APIRouter

@@ -2,8 +2,6 @@
 
 Connects only to hosts on the public internet, and opens only files in that folder, whatever a client sends."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import binascii

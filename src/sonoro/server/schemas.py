@@ -2,8 +2,6 @@
 
 The fields are OpenAI's, common ones of other speech servers, and the model's own options. Others are ignored."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Collection, Mapping

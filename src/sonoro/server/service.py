@@ -1,7 +1,5 @@
 """What the endpoints share: engines, keys, voices, speech, metrics. Starts and ends them."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """The speech endpoint: a body is validated and resolved here, and nowhere else, and answered by its speech."""
 
-from __future__ import annotations
-
 import logging
 import re
 import time

@@ -3,8 +3,6 @@
 Headers are sent with the first part of the body: a request that fails before gets an error status; one that fails
 later ends with an aborted body or an error event, never like a complete response."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

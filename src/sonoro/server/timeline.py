@@ -1,7 +1,5 @@
 """Character and word times of a streaming response: from the model's word times, or estimated."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

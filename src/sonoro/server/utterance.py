@@ -1,7 +1,5 @@
 """One text spoken while it may still be arriving. Knows the service and a `Listener`, but no wire format."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

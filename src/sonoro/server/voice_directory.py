@@ -1,7 +1,5 @@
 """The uploaded voices of a server by the names that its callers may use. Knows no route."""
 
-from __future__ import annotations
-
 import asyncio
 
 from sonoro.core.types import ModelSpec

@@ -1,7 +1,5 @@
 """Storage of voice files: a folder, a bucket that fsspec supports, or memory."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import tempfile

@@ -3,8 +3,6 @@
 A voice is a file that names its model's fingerprint. One thread reads and writes the files; the listing may be read at
 any time. No torch."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

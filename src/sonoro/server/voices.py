@@ -1,7 +1,5 @@
 """The routes of uploaded voices: register a recording under a name, list and delete voices."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any

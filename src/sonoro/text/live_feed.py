@@ -3,8 +3,6 @@
 A model with live text is given token ids as soon as they are certain; for any other, each complete sentence is a
 segment."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Protocol
 

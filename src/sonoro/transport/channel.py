@@ -3,8 +3,6 @@
 ZMQ's threads move the bytes, so neither side waits for the other to read. Queues are unbounded: the client pauses
 requests whose audio it does not read. The other end is `transport.process.EngineProcess`."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence

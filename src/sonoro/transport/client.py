@@ -2,8 +2,6 @@
 
 Every accepted request ends: with `Finished`, with the engine's error, or with `EngineCrashed`. No torch."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import logging

@@ -4,8 +4,6 @@ safetensors. Imports no torch.
 The file's metadata: `format`, `model`, `fingerprint` (only engines with the same one can load the voice), the model's
 own facts (`voice`), and, once a server stores it, its `facts`; both are JSON."""
 
-from __future__ import annotations
-
 import re
 from typing import Any, NamedTuple
 

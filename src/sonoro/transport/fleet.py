@@ -1,7 +1,5 @@
 """Replicas of one engine behind one server: routes every request to one of them. Loads no torch."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

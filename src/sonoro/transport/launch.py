@@ -1,7 +1,5 @@
 """How an engine process is started: its command, where its output goes, and the limits that it is held to."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -3,8 +3,6 @@
 A tag in each message names its class; nothing is pickled. `transport.process` encodes and decodes them in the server,
 `transport.channel` in the engine."""
 
-from __future__ import annotations
-
 import msgspec
 
 from sonoro.core.config import EngineConfig

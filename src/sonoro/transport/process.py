@@ -2,8 +2,6 @@
 
 A process that ends without a `Shutdown` has crashed, whatever its exit code."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

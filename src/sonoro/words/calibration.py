@@ -4,8 +4,6 @@ the attention of all heads.
 A head points if its attention moves along the text (path mass) at about the pace of the letters (deviation). How far it
 is ahead of the sound is measured where the audio shows when a word begins: after pauses at punctuation."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

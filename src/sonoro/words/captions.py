@@ -1,7 +1,5 @@
 """Captions from word times: SubRip, WebVTT and JSON. Knows no model."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The table of attention heads that point at the text, stored with a checkpoint."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

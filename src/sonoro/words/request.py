@@ -2,8 +2,6 @@
 
 Host bookkeeping only: knows no model and no engine."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol
 

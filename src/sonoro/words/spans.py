@@ -1,7 +1,5 @@
 """The words of a text as written, and the tokens of a segment that speak them."""
 
-from __future__ import annotations
-
 import bisect
 import re
 import unicodedata

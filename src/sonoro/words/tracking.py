@@ -4,8 +4,6 @@ A head that points at the text is ahead of the sound by a constant number of tok
 distance. The path of the attention is an online Viterbi path (steps of 0, 1 or 2 tokens), whose last `lookahead` frames
 may still change. Inputs are attention weights and PCM."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The codec: frames of codes to audio, and reference audio to frames."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """config.json of Fish S2: released field names and official defaults; unused keys are ignored."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 

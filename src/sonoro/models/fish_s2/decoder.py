@@ -3,8 +3,6 @@ encoder shares.
 
 Sequences are [B, T, C]. Rotary pairs are (i, i + D / 2); released weights have interleaved pairs, reordered at load."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

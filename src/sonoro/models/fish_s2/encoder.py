@@ -3,8 +3,6 @@
 Follows fishaudio/fish-speech fish_speech/models/dac/modded_dac.py Encoder and rvq.py DownsampleResidualVectorQuantize.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

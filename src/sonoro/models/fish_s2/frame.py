@@ -1,7 +1,5 @@
 """The decode step: slow AR, sampling of codebook 0, fast AR, between the two kernels of `sonoro.models.shared.step`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 
 import torch

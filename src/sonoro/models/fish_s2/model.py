@@ -1,7 +1,5 @@
 """Fish Audio S2 Pro as a `SpeechModel`."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -2,8 +2,6 @@
 
 A row of a prompt: token id, and K codes if it is a code of codebook 0."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Sequence

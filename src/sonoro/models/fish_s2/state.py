@@ -1,7 +1,5 @@
 """Per-slot state: that of `sonoro.models.shared.slots`, with one sampler. The ids of a prompt token are its row."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor

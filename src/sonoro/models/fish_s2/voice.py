@@ -1,7 +1,5 @@
 """Encode references to a voice: the codes and transcript of each. Save and load voices."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 

@@ -2,8 +2,6 @@
 
 Older spellings are read too: separate Q, K and V, and the official code's own names."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable
 
 from sonoro.models.shared.model_files import ModelFiles, Modules

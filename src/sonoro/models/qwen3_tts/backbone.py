@@ -1,7 +1,5 @@
 """The talker and its code predictor, under the released names, and prompt embeddings; `frame.py` steps them."""
 
-from __future__ import annotations
-
 import itertools
 
 import torch

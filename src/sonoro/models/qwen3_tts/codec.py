@@ -1,7 +1,5 @@
 """The codec: frames of codes to audio, and audio to frames for cloning."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -3,8 +3,6 @@
 Field names are those of the released config.json files, defaults those of the official classes, which leave out values
 equal to their defaults when they save a checkpoint."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace

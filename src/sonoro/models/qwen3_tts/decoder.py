@@ -2,8 +2,6 @@
 
 Sequences are [B, T, C] inside. Parameter names are the released ones, with Q, K, V and gate, up fused."""
 
-from __future__ import annotations
-
 import math
 
 import torch

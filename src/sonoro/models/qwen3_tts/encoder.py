@@ -3,8 +3,6 @@
 Follows the encoder of transformers 4.57.3 modeling_mimi.py MimiModel, as QwenLM/Qwen3-TTS uses it. Parameter names are
 the released ones, with Q, K and V fused; unused codebooks are not built."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -2,8 +2,6 @@
 
 The ids equal those of the whole text, however it is cut into pieces. Runs on the CPU."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 

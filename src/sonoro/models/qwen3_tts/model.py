@@ -1,7 +1,5 @@
 """Qwen3-TTS as a `SpeechModel`. The variants (CustomVoice, VoiceDesign, Base) differ in their configuration alone."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@
 `sonoro.profile.official` defines both files. Must not import sonoro, which that interpreter lacks; the official package
 is imported on use, so that tools/reference can import this module."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

@@ -1,7 +1,5 @@
 """Logit processing of codebook 0, in the order of transformers 4.57.3; checks of the sampling kernels."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

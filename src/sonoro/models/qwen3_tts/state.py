@@ -2,8 +2,6 @@
 
 The ids of a prompt token: the index of its staged x-vector (scratch for none), text id, K code ids."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass

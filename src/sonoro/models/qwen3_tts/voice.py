@@ -3,8 +3,6 @@ voices.
 
 Parameters have the names of the released files under `speaker_encoder`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import lru_cache

@@ -2,8 +2,6 @@
 
 Two files: model.safetensors (talker, speaker encoder) and speech_tokenizer/model.safetensors (codec)."""
 
-from __future__ import annotations
-
 from torch import nn
 
 from sonoro.models.shared import model_files

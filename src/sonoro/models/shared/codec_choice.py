@@ -1,7 +1,5 @@
 """Tools to choose a codec decoder's dtype: peak activations in float32, and the SNR of half precision."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple

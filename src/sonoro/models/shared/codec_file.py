@@ -1,7 +1,5 @@
 """Load, randomly fill and measure a codec's weights, stored under released names and with weight norm."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A model family: what a model folder hands to the registry, which loads, randomly fills or describes a model."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Load, randomly fill and measure the weights of a checkpoint folder: a language model and its codec."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path

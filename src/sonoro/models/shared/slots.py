@@ -4,8 +4,6 @@ The last slot is scratch; a free slot is `done` and has the scratch page through
 one row of slot state per prompt, and the ids of all prompt tokens, packed. `admit_staged` and `fill_backbone` read only
 the staging area, so their graphs depend on the indices of slots and staged tokens alone."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

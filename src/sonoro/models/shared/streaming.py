@@ -2,8 +2,6 @@
 
 Each family adds its decoder and its encoder."""
 
-from __future__ import annotations
-
 import copy
 import logging
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """The modules of model.safetensors under the released names: both LMs, quantiser, local encoder and flow."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """The codec: patches of latents to audio, and recordings to patches."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """How the tensors of audiovae.pth are stored: released names and shapes, and rules for random weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

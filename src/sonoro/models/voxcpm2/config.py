@@ -1,7 +1,5 @@
 """config.json of VoxCPM2: released field names and official defaults; unused keys are ignored."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path

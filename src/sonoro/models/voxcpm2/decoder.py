@@ -1,7 +1,5 @@
 """The codec decoder: patches of latents to audio at 48 kHz, with causal layers over [B, T, C] that stream exactly."""
 
-from __future__ import annotations
-
 import bisect
 import math
 from dataclasses import dataclass

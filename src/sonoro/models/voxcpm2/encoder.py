@@ -1,7 +1,5 @@
 """The codec encoder: recordings at 16 kHz to latents, with causal convolutions that run piece by piece."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -3,8 +3,6 @@
 Follows OpenBMB/VoxCPM voxcpm/modules/locdit/unified_cfm.py `UnifiedCFM` and local_dit_v2.py `VoxCPMLocDiT`. Everything,
 times included, is computed in the model's dtype: the bfloat16 times of training differ much from exact ones."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -2,8 +2,6 @@
 
 The scratch slot, always done and at length 0, replaces slots that are done: they stay unchanged without a branch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

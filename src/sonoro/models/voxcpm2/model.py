@@ -1,7 +1,5 @@
 """VoxCPM2 as a `SpeechModel`."""
 
-from __future__ import annotations
-
 import functools
 import math
 import re

@@ -5,8 +5,6 @@
 `sonoro.profile.official` defines both files. Must not import sonoro, which that interpreter lacks; the official package
 is imported on use."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

@@ -2,8 +2,6 @@
 
 A row of a prompt: text id, 1 if it is a patch instead, and the patch as pairs of float32."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Per-slot state: that of `sonoro.models.shared.slots` with both LMs in one paged cache, plus flow and stop options."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Encode recordings to a voice: patches to continue, with their transcript, or to imitate. Save and load voices."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

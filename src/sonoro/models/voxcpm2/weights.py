@@ -1,7 +1,5 @@
 """How a checkpoint's tensors are stored: released names, fusions and parts."""
 
-from __future__ import annotations
-
 from sonoro.models.shared.model_files import ModelFiles, Modules
 from sonoro.nn.weights import Fusion, parted_names
 

@@ -12,8 +12,6 @@ under an id). Raise `InvalidRequest` for an invalid message; limits, permits, en
 handled. For a path that OpenAI's API has too, `is_ours` decides by the headers. A WebSocket on the path of the native
 sessions derives from `OtherSession` and is named in `LIVE_DIALECTS`: its first message decides."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from fastapi import FastAPI

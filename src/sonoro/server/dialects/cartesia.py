@@ -3,8 +3,6 @@
 Where its documentation is silent: after a cancelled context no `done` is sent, which the SDK would take for that of the
 next one; text is spoken as it arrives, without buffering; the speeds slow and fast are .8 and 1.25."""
 
-from __future__ import annotations
-
 import base64
 import time
 from collections.abc import Sequence

@@ -2,8 +2,6 @@
 
 Where its documentation is silent: text is spoken as it arrives, not only after a flush."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from functools import partial

@@ -4,8 +4,6 @@ Where its documentation is silent: a second `close_context` cancels; alignment t
 character sent before, or with `sync_alignment` from the start of the context; a flush ends with a space, for clients
 that time a word only when a space follows."""
 
-from __future__ import annotations
-
 import base64
 import re
 from collections.abc import Sequence

@@ -2,8 +2,6 @@
 
 The server's encoder makes PCM16 at the requested sample rate; here each sample is converted."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ The messages are like the native ones, but each `input.done` is answered, even w
 arrive while one is spoken. Each text counts as one sentence: it is spoken as it arrives, however the engine splits it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 from collections import deque

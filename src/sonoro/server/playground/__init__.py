@@ -2,8 +2,6 @@
 
 The page asks nothing of any other host, and its policy forbids it to."""
 
-from __future__ import annotations
-
 import hashlib
 from importlib.resources import files
 

@@ -2,8 +2,6 @@
 
 Languages are detected by their most frequent words, which is enough for a warning. Knows no voice."""
 
-from __future__ import annotations
-
 import re
 
 from sonoro.text.english.normalize import check_readable, normalize_english

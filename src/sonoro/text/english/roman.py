@@ -2,8 +2,6 @@
 
 They apply only where the context shows a numeral: a lone I, V, X, MD or XL is left as it is."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Callable

@@ -2,8 +2,6 @@
 
 Each is a pattern and what replaces its matches. They are simple: a bare number from 1100 to 2099 is read as a year."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """Tables of English abbreviations, units and symbols and their spoken forms, for `text.english.normalize`."""
 
-from __future__ import annotations
-
 
 def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
