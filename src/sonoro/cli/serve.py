@@ -51,10 +51,10 @@ _PrintConfig = Annotated[bool, typer.Option("--print-config", help="print the re
 def _of(name: str) -> OptionInfo:
     """The option of the field `name` of `ServerConfig`, explained there. None leaves the configuration's value."""
     entry = ServerConfig.__dataclass_fields__[name]
-    help, kind = entry.metadata["help"], str(entry.type)
-    shown: dict[str, Any] = {"show_default": str(entry.default) if entry.default and kind != "bool" else False}
-    if kind in ("int", "float"):
-        return number(name, int if kind == "int" else float, help, **shown)
+    help, kind = entry.metadata["help"], type(entry.default)
+    shown: dict[str, Any] = {"show_default": str(entry.default) if entry.default and kind is not bool else False}
+    if kind in (int, float):
+        return number(name, kind, help, **shown)
     if entry.metadata["flag"]:
         return typer.Option(flag(entry.metadata["flag"]), help=f"{help}; may be repeated")
     return typer.Option(flag(name), help=help, **shown)

@@ -56,7 +56,7 @@ class Settings:
         for entry in _settings(type(self)):
             name, value, metadata = entry.name, getattr(self, entry.name), entry.metadata
             shown, choices = value if entry.repr else "...", metadata["choices"]
-            ConfigError.unless(_is_of(value, hints[name]), name, shown, "it must be " + _KINDS[str(entry.type)])
+            ConfigError.unless(_is_of(value, hints[name]), name, shown, "it must be " + _KINDS[hints[name]])
             if metadata["low"] is not None:
                 self._check(name, metadata["low"], metadata["high"])
             ConfigError.unless(not choices or value in choices, name, value, "it must be " + " or ".join(choices))
@@ -99,14 +99,14 @@ def _is_of(value: object, hint: Any) -> bool:
 
 
 _KINDS = {
-    "bool": "true or false",
-    "int": "a whole number",
-    "float": "a number",
-    "str": "a string",
-    "tuple[int, ...]": "a list of whole numbers",
-    "tuple[str, ...]": "a list of strings that are not empty",
-    "Mapping[str, str]": "a mapping of names to strings",
-    "Mapping[str, bool | int | float | str]": "a mapping of names to settings",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a string",
+    tuple[int, ...]: "a list of whole numbers",
+    tuple[str, ...]: "a list of strings that are not empty",
+    Mapping[str, str]: "a mapping of names to strings",
+    Mapping[str, bool | int | float | str]: "a mapping of names to settings",
 }
 """The types of fields in words."""
 
