@@ -198,8 +198,9 @@ async def what_is_wrong_is_refused_by_name(server: Server, speaker: Speaker) -> 
 
 async def formats_are_read_back_and_named(server: Server, speaker: Speaker) -> None:
     kinds = {"mp3": "mpeg", "opus": "ogg", "aac": "aac", "flac": "flac", "wav": "wav"}
-    expected_s = len(speaker.spoken(speaker.long_text)) / (2 * speaker.sample_rate)
-    answers = await together(server, [{"text": speaker.long_text, "response_format": format} for format in kinds])
+    text, seed = speaker.long_text, speaker.seeds[0]
+    expected_s = len(speaker.spoken(text, seed=seed)) / (2 * speaker.sample_rate)
+    answers = await together(server, [{"text": text, "seed": seed, "response_format": format} for format in kinds])
     for (format, kind), answer in zip(kinds.items(), answers, strict=True):
         assert answer.headers["content-type"].startswith(f"audio/{kind}")
         with av.open(io.BytesIO(answer.content)) as file:

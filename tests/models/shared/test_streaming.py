@@ -290,8 +290,13 @@ def test_what_serves_was_compared_with_float32(make, wanted, least_db, caplog):
 BEYOND = {
     **{name: functools.partial(make, TILED[name], torch.float32, 0.1) for name, make in MAKERS.items()},
     **{f"tiny {name}": lambda tiny=tiny: tiny.load().model.codec for name, tiny in FAMILIES.items()},
-    "builtin": lambda: registry.load(device="cpu").model.codec,
+    "builtin": lambda: copy.deepcopy(builtin_codec()),
 }
+
+
+@functools.cache
+def builtin_codec():
+    return registry.load(device="cpu").model.codec
 
 
 @pytest.fixture(scope="module", params=BEYOND)
