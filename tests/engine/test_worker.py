@@ -17,7 +17,7 @@ from typing import cast
 import msgspec
 import pytest
 import torch
-from processes import GUARD_S
+from processes import GUARD_S, begin_command
 from sine_engines import CONFIG, FACTORY, LONG, Engine, Peer, alone, nothing_left, resolved, run
 from sine_models import ShownSineModel, VoicedSineModel
 from without_gpu import FunctionPool
@@ -267,11 +267,8 @@ def test_durations_are_forgotten_when_that_is_asked() -> None:
 def start(client: Peer, parent: int, **environment: str) -> subprocess.Popen[bytes]:
     """The process as `sonoro.transport.launch` starts it."""
     settings = msgspec.json.encode(WorkerSettings(factory=FACTORY, config=CONFIG)).decode()
-    return subprocess.Popen(
-        [sys.executable, "-m", "sonoro.engine_process", client.endpoint, str(parent), "0", settings],
-        env={**os.environ, **environment},
-        stderr=subprocess.PIPE,
-    )
+    command = [sys.executable, "-m", "sonoro.engine_process", client.endpoint, str(parent), "0", settings]
+    return begin_command(command, env={**os.environ, **environment}, stderr=subprocess.PIPE)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
