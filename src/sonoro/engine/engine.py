@@ -110,7 +110,8 @@ class Engine:
     def has_work(self) -> bool:
         """Whether a `tick` would do anything."""
         has_new_voice = any(voice.done() for voice in self.voices.awaiting.values())
-        return bool(self.output.events or self._in_flight) or has_new_voice or self.scheduler.has_work
+        is_work = bool(self.output.events or self._in_flight) or has_new_voice or self.scheduler.has_work
+        return is_work or bool(self.scheduler.overdue(self._clock_s()))
 
     @property
     def is_idle(self) -> bool:
@@ -205,6 +206,8 @@ class Engine:
             with self.runner.active():
                 if self.voices.awaiting:
                     self.lifecycle.queue_with_voice()
+                for request in self.scheduler.overdue(started_s):
+                    self.lifecycle.cut_off(request)
                 plan = self.scheduler.plan(started_s, self._pace.tick_s)
                 for request, slot in plan.preempted:
                     self.lifecycle.begin_anew(request, slot)

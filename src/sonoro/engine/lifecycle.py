@@ -162,6 +162,16 @@ class Lifecycle:
                 with self._runner.active():
                     self.queue(request)
 
+    def cut_off(self, request: Request) -> None:
+        """End the live segment of `request` with the text that has come, so that its slot comes free."""
+        with self._border(request):
+            segment = request.segment
+            assert request.live is not None
+            assert segment is not None
+            request.live.cut_off(request.index)
+            request.cut_off = request.index
+            self._prompts.extend_live(request, segment)
+
     def cancel(self, request: Request) -> None:
         """End `request` with the reason `cancelled`, or with an error if its words cannot be found."""
         with self._border_of_words(request):

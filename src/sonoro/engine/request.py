@@ -128,7 +128,8 @@ class SegmentRetry(Protocol):
 class Request:
     """A resolved request, its `params`, and its progress. Only the engine writes it; the scheduler writes `allocation`.
     The current segment is `segments[index]`; of a live request `live` appends to `segments`. `before` holds the frames
-    [T, ...] of the earlier segments, `frames_before` counts them. `attempt` counts from 0. `words` times the words, if
+    [T, ...] of the earlier segments, `frames_before` counts them. `attempt` counts from 0. Segment `cut_off` was the
+    last to lose its slot for want of text; -1 if none was. `words` times the words, if
     the request needs that and the model can. `retry` decides about faults; None if nothing can be found or done."""
 
     params: SpeechRequest
@@ -143,6 +144,7 @@ class Request:
     frames_before: int = 0
     allocation: Allocation | None = None
     is_paused: bool = False
+    cut_off: int = -1
     words: RequestWords | None = None
     retry: SegmentRetry | None = None
 

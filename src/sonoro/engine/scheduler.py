@@ -21,6 +21,9 @@ LATENCY_TICKS = 2
 SAFETY = 2.0
 """Safety factor on the average tick duration when an underrun is predicted."""
 
+IDLE_SLOT_S = 2.0
+"""How long a request may hold a slot without text for its next frame while others wait."""
+
 
 class LateText(NamedTuple):
     """Token ids of live text to append to those of `request`, at index `start`."""
@@ -97,6 +100,8 @@ class Scheduler:
         self._goes_first: set[Request] = set()
         """Preempted requests that have not been queued again."""
         self._admissions_closed = False
+        self._starving: dict[Request, float] = {}
+        """Running requests that lack text while others wait, and since when."""
         self.running: list[Request] = []
         self._growth = PageGrowth(self._pager, pages, self.running, frame_s, self._preempt)
         self._chunks = ChunkPlanner(config, frame_s, self._growth.out_of_pages)
@@ -122,17 +127,26 @@ class Scheduler:
     def free_slots(self) -> int:
         return len(self._free_slots)
 
+    def overdue(self, now_s: float) -> list[Request]:
+        """Requests whose text has not gone on for `IDLE_SLOT_S`, in which others have waited for slots or pages."""
+        is_awaited = _first_unpaused(self._speaking) or _first_unpaused(self._waiting)
+        starving = [request for request in self.running if request.is_starving] if is_awaited else []
+        if starving and self._admissible() is not None:
+            starving = []
+        self._starving = {request: self._starving.get(request, now_s) for request in starving}
+        return [request for request, since_s in self._starving.items() if now_s - since_s >= IDLE_SLOT_S]
+
     def park(self, request: Request) -> None:
         """Count `request`, whose text has not come yet, among the waiting until it is added."""
         assert request.allocation is None
         self._parked.add(request)
 
     def add(self, request: Request) -> None:
-        """Queue `request`. Requests with an earlier segment, whose listeners are listening, come before new ones. A
-        preempted request goes to the front of its queue."""
+        """Queue `request`. Requests with an earlier segment, whose listeners are listening, come before new ones, but
+        not after one that was cut off. A preempted request goes to the front of its queue."""
         assert request.allocation is None
         self._parked.discard(request)
-        queue = self._speaking if request.index else self._waiting
+        queue = self._queue_of(request)
         (queue.appendleft if request in self._goes_first else queue.append)(request)
         self._goes_first.discard(request)
 
@@ -143,7 +157,7 @@ class Scheduler:
         self._admissions_closed = False
         if request.allocation is None:
             self._parked.discard(request)
-            queue = self._speaking if request.index else self._waiting
+            queue = self._queue_of(request)
             if request in queue:
                 queue.remove(request)
             return
@@ -208,11 +222,14 @@ class Scheduler:
             tokens_left -= request.progress.prompt.positions - self._pager.cached_positions(request)
             if tokens_left < 0:
                 break
-            (self._speaking if request.index else self._waiting).remove(request)
+            self._queue_of(request).remove(request)
             self._pager.admit(request, heapq.heappop(self._free_slots))
             self.running.append(request)
             admit.append(request)
         return admit
+
+    def _queue_of(self, request: Request) -> deque[Request]:
+        return self._speaking if request.index > request.cut_off + 1 else self._waiting
 
     def _admissible(self) -> Request | None:
         """The head of the queue if it can be admitted. Nothing overtakes a request that waits for pages, which might

@@ -17,6 +17,9 @@ NO_ENGINE = "the engine process ended or hangs, and another does not run yet"
 MAX_UNREAD_BYTES = 256 * 2**20
 """Bound of a gate's `unread_bytes`."""
 
+IDLE_PERMIT_S = 2.0
+"""How long a request may hold a permit while it waits for its client's text."""
+
 
 @dataclass(eq=False)
 class _Waiter:
@@ -33,14 +36,40 @@ class Permit:
     def __init__(self, gate: Gate) -> None:
         self._gate, self._stream = gate, cast(RequestStream | None, None)
         self._unread_bytes, self._is_held, self._is_over = 0, True, False
+        self._idle_timer: asyncio.TimerHandle | None = None
 
     def follow(self, stream: RequestStream) -> None:
         """Hold the permit until the engine has finished `stream`."""
         self._stream = stream
         stream.on_done(self._end)
 
+    def await_text(self) -> None:
+        """Note that the engine has nothing to do until text comes. After `IDLE_PERMIT_S` the permit is lent to others:
+        the engine takes the slot if they need it."""
+        self.go_on()
+        if self._is_held:
+            self._idle_timer = asyncio.get_running_loop().call_later(IDLE_PERMIT_S, self._release)
+
+    @property
+    def is_awaiting_text(self) -> bool:
+        return self._idle_timer is not None
+
+    def go_on(self) -> None:
+        """Note that the engine works again. A lent permit counts at once: if others have it, the engine queues them."""
+        if self._stop_timer() and not self._is_held:
+            self._is_held = True
+            self._gate._running += 1
+
+    def _stop_timer(self) -> bool:
+        """Stop the timer of `await_text`. Returns whether there was one."""
+        timer, self._idle_timer = self._idle_timer, None
+        if timer is not None:
+            timer.cancel()
+        return timer is not None
+
     def _end(self) -> None:
         """Release the permit, unless the unread audio would exceed the gate's `MAX_UNREAD_BYTES`."""
+        self._stop_timer()
         unread_bytes = 0 if self._is_over or self._stream is None else self._stream.unread_bytes
         if self._gate.unread_bytes + unread_bytes <= MAX_UNREAD_BYTES:
             self._unread_bytes = unread_bytes
@@ -49,6 +78,7 @@ class Permit:
 
     def _close(self) -> None:
         self._is_over = True
+        self._stop_timer()
         self._gate.unread_bytes -= self._unread_bytes
         if self._stream is None or self._stream.is_ended:
             self._release()

@@ -15,6 +15,7 @@ from sonoro.core.logs import log_event
 from sonoro.core.types import AudioChunk, Finished, SpeechRequest, is_speakable
 from sonoro.server.bodies import faults_field
 from sonoro.server.errors import SlowReader
+from sonoro.server.gate import Permit
 from sonoro.server.keys import Caller
 from sonoro.server.schemas import SpeechBody
 from sonoro.server.service import Service
@@ -67,6 +68,7 @@ class Utterance:
         self._played_s: float | None = None  # played by the time of the abort
         self._is_waiting = self._has_begun = self._is_aborted = False
         self._answer: RequestStream | None = None
+        self._permit: Permit | None = None
         self._failure: SonoroError | None = None
         self.is_text_whole = False
         self.speaking = asyncio.create_task(self._run())
@@ -83,11 +85,15 @@ class Utterance:
             self._abort(InvalidRequest("input", f"{len(self.text)} characters", f"it must have at most {most}"))
         elif self._answer is not None:
             self._answer.append_text(text)
+            if self._permit is not None and self._permit.is_awaiting_text:
+                self._permit.await_text()
 
     def end_text(self) -> None:
         """Mark the text as complete."""
         if self._answer is not None and not self.is_text_whole:
             self._answer.end_text()
+            if self._permit is not None:
+                self._permit.go_on()
         self.is_text_whole = True
 
     def abort(self) -> None:
@@ -153,13 +159,13 @@ class Utterance:
             contextlib.aclosing(await self._service.client.open(self._request)) as answer,
         ):
             permit.follow(answer)
-            self._answer = answer
+            self._answer, self._permit = answer, permit
             answer.append_text(self.text)
             if self.is_text_whole:
                 answer.end_text()
             try:
                 async with (
-                    contextlib.aclosing(self._engine_events(answer)) as events,
+                    contextlib.aclosing(self._engine_events(answer, permit)) as events,
                     asyncio.timeout(None) as timeout,
                 ):
                     self._cancel_timeout = timeout
@@ -171,11 +177,18 @@ class Utterance:
                 return await self._report_cancelled(self._position)
         raise AssertionError("a stream ends with its `Finished`")
 
-    async def _engine_events(self, answer: RequestStream) -> AsyncGenerator[AudioChunk | Finished, None]:
+    async def _engine_events(
+        self, answer: RequestStream, permit: Permit
+    ) -> AsyncGenerator[AudioChunk | Finished, None]:
         """The engine's events, or silence if it refuses a text with nothing to speak, such as a lone emoji."""
         try:
+            if not self.is_text_whole:
+                permit.await_text()
             async for event in answer:
+                permit.go_on()
                 yield event
+                if not self.is_text_whole:
+                    permit.await_text()
         except InvalidRequest:
             if not self.is_text_whole or is_speakable(self.text) or not self.text.strip():
                 raise

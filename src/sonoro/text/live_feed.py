@@ -87,6 +87,24 @@ class LiveFeed:
         if self._growing is self.segments[index]:
             self._cut(self._given)
 
+    def cut_off(self, index: int) -> None:
+        """End segment `index`, if it may still grow, behind the last whole word that the model was given, so that it is
+        spoken to its end. Later text goes to the next one."""
+        if self._growing is not self.segments[index]:
+            return
+        given, encoder = self._text[: self._given], self._begin()
+        cut = 1 + max(given.rfind(" "), given.rfind("\n"))
+        assert encoder is not None
+        ids = [*encoder.feed(self._text[:cut]), *encoder.finish()]
+        if ids[: len(self._ids)] != self._ids:
+            # The model already has a part of the last word.
+            assert self._encoder is not None
+            cut, encoder = self._given, self._encoder
+            ids = [*self._ids, *encoder.finish()]
+        self._ids[:] = ids
+        self._growing.spoken, self._growing.end = encoder.spoken.moved(self._start), self._start + cut
+        self._cut(cut)
+
     def _take_words(self, encoder: LiveText) -> bool:
         """Encode what is certain of the growing segment. Returns whether the segment is whole."""
         most = min(self._max_letters, encoder.max_letters)

@@ -28,6 +28,7 @@ from sonoro.models.qwen3_tts.live_text import LiveSegment, LiveTokens
 from sonoro.models.qwen3_tts.model import FAMILY
 from sonoro.models.qwen3_tts.prompt import PromptBuilder, TextTokenizer
 from sonoro.text.english.normalize import normalize_english
+from sonoro.text.live_feed import LiveFeed
 
 ALPHABETS = (
     "the world is speaking I'll we've it's don't HE'S 'twas ",
@@ -137,6 +138,34 @@ def test_a_text_to_be_spelled_out_gives_the_tokens_of_the_whole(english: PromptB
             segment = LiveSegment(english)
             ids = [one for piece in pieces for one in segment.feed(piece)] + segment.finish()
             assert ids == whole, (text, pieces)
+
+
+def test_a_text_that_is_cut_off_is_cut_between_words(english: PromptBuilder) -> None:
+    """The ids that were released, then those of the words; all words are spoken, in two segments."""
+
+    def encode(text: str) -> list[int]:
+        spoken = normalize_english(text, lowercase=True).text
+        return [*english.tokenizer.encode(spoken), english.config.tts_eos_token_id]
+
+    for text in ("The old house by the lake was sold for 5 in May, and see Dr. Smith about it now.", *JOINED):
+        for size in range(len(text)):
+            feed = LiveFeed(lambda: LiveSegment(english), lambda _: [], "en", 400, 1000)
+            feed.append(text[:size])
+            feed.advance(0)
+            released = [one for segment in feed.segments for one in segment.ids or ()]
+            if not released:
+                continue
+            feed.cut_off(0)
+            (first,) = feed.segments
+            assert first.is_whole
+            assert first.ids is not None
+            assert first.ids[: len(released)] == released
+            assert first.ids == encode(text[: first.end])
+            assert text[first.end - 1].isspace()
+            feed.append(text[size:])
+            feed.end()
+            feed.advance(1)
+            assert [segment.ids for segment in feed.segments[1:]] == [encode(text[first.end :])]
 
 
 SAYING = "Hello world, I speak in this voice; is it the one that you know?"
