@@ -195,6 +195,14 @@ def test_captions_and_words_are_written_beside_the_audio(sonoro: Run) -> None:
     assert 0.6 * heard_s < words[-1]["end_s"] <= heard_s + 0.1
 
 
+def test_captions_and_words_show_what_is_read(sonoro: Run) -> None:
+    code, _, _ = sonoro("say", "See the [docs](http://x.com/a) of **it** now.", "--srt", "a.srt", "--words", "a.json")
+    assert code == 0
+    assert Path("a.srt").read_text().splitlines()[2] == "See the docs of it now."
+    words = [word["text"] for word in json.loads(Path("a.json").read_text())]
+    assert words == ["See", "the", "docs", "of", "it", "now"]
+
+
 def test_captions_of_a_model_that_shows_no_words_are_refused(sonoro: Run, models: Path) -> None:
     asked = sonoro("say", "Hello.", "--model", models / "custom_voice", "--srt", "a.srt")
     assert_refused(*asked, ["a.srt", "word times"])

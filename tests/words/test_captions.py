@@ -78,3 +78,28 @@ def test_a_sentence_that_fits_one_caption_is_not_parted_after_a_clause() -> None
     text = "Your order number is seven, four, four, one, nine. Thank you."
     made = cues(text, spoken(text))
     assert [" ".join(cue.lines) for cue in made] == ["Your order number is seven, four, four, one, nine.", "Thank you."]
+
+
+@pytest.mark.parametrize(
+    ("text", "read", "shown"),
+    [
+        ("See the [docs](http://x.com/a) now.", "See the docs now", "See the docs now."),
+        ("Here is [the guide of it](http://x.com 'a title').", "Here is the guide of it", "Here is the guide of it."),
+        ("**Bold**, *stuff* and `code`: ~~gone~~.", "Bold stuff and code gone", "Bold, stuff and code: gone."),
+        ("# Title\nHello there <b>you</b>!", "Title Hello there you", "Title Hello there you!"),
+        ("![a cat](cat.png) (so [sic] it is)", "a cat so sic it is", "a cat (so [sic] it is)"),
+        ("What nobody reads 你好, and [1].", "What nobody reads and 1", "What nobody reads, and [1]."),
+    ],
+)
+def test_captions_show_what_is_read(text: str, read: str, shown: str) -> None:
+    at, unread = 0, set(range(len(text)))
+    for word in read.split():
+        at = text.index(word, at)
+        unread -= set(range(at, at + len(word)))
+        at += len(word)
+    words = [
+        Word(text=text[start:end], start_s=number, end_s=number + 0.5, start=start, end=end)
+        for number, (start, end) in enumerate(word_spans(text, unread))
+    ]
+    assert [word.text for word in words] == read.split()
+    assert " ".join(line for cue in cues(text, words) for line in cue.lines) == shown

@@ -1,5 +1,6 @@
 """Captions from word times: SubRip, WebVTT and JSON. Knows no model."""
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,8 @@ MAX_LINE, MAX_LINES, MAX_S, MIN_S = 42, 2, 7.0, 0.5
 
 _SENTENCE_END = re.compile(r"[.!?。！？…][\"'”’)\]」』]*\s*$")
 _CLAUSE_END = re.compile(r"[,;:—–、，；：][\"'”’)\]」』]*\s*$")
+_LINK = re.compile(r"(!?\[)([^\[\]]*)(\]\([^()]*\))")
+_MARKUP = str.maketrans("", "", "\0*_`~#|")
 
 
 class Cue(NamedTuple):
@@ -28,9 +31,10 @@ class Cue(NamedTuple):
 
 def cues(text: str, words: Sequence[Word]) -> list[Cue]:
     """Cut `text` into captions of whole words by the times of `words`: at sentence ends, else after a clause if the
-    caption is over half full, else where it is full."""
+    caption is over half full, else where it is full. Markup and what is not read are not shown."""
     made: list[Cue] = []
     group: list[int] = []
+    text = _LINK.sub(lambda link: "\0" * len(link[1]) + link[2] + "\0" * len(link[3]), text)
     ends = _sentence_ends(text, words)
     for number in range(len(words)):
         if group and _is_full(text, words, group[0], number):
@@ -90,7 +94,21 @@ def _said(text: str, words: Sequence[Word], first: int, last: int) -> str:
     lead = "" if first and not re.search(r"\s", lead) else re.split(r"\s", lead)[-1] if first else lead
     tail = text[words[last].end : end]
     tail = re.split(r"\s", tail)[0] if last + 1 < len(words) else tail
-    return " ".join((lead + text[words[first].start : words[last].end] + tail).split())
+    gaps = [text[word.end : after.start] for word, after in itertools.pairwise(words[first : last + 1])]
+    spoken = [word.text + _between(gap) for word, gap in zip(words[first : last + 1], [*gaps, tail], strict=True)]
+    return " ".join((_between(lead) + "".join(spoken)).split())
+
+
+def _between(gap: str) -> str:
+    """What is shown of the text between two words: its punctuation and spaces, without what is not read."""
+    shown = ""
+    for piece in re.split(r"(\s+)", gap):
+        if re.search(r"\w", piece):
+            marks = piece[len(piece.rstrip(".,;:!?…")) :]
+            shown = shown.rstrip() + marks if marks else shown
+        else:
+            shown += piece.translate(_MARKUP)
+    return shown
 
 
 def _is_full(text: str, words: Sequence[Word], first: int, last: int) -> bool:

@@ -217,7 +217,8 @@ class RequestWords:
         origins, tokens = segment.spoken.origins, self._model.token_spans(segment.text)
         low = self._start = min((start for start, _ in origins), default=segment.start)
         self._end = max((end for _, end in origins), default=segment.start)
-        words = [(low + start, low + end) for start, end in word_spans(self.text[low : self._end])]
+        unread = set(range(self._end - low)).difference(*(range(start - low, end - low) for start, end in set(origins)))
+        words = [(low + start, low + end) for start, end in word_spans(self.text[low : self._end], unread)]
         if segment.ids is not None and not segment.is_whole:
             tokens = tokens[: len(segment.ids)]
         self._tokens = len(tokens)

@@ -3,7 +3,7 @@
 import bisect
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from sonoro.text.splitting import Span
@@ -18,15 +18,16 @@ _WORD = re.compile(rf"[{_SPACELESS}]|(?:(?!--|\.\.)[^\s—―…–{_SPACELESS}]
 _SPOKEN_SIGNS = "%&@#*"
 
 
-def word_spans(text: str) -> list[Span]:
-    """The ranges (start, end) of the words of `text`, split at spaces and dashes, without surrounding punctuation; in
-    scripts without spaces each character with its combining marks. Signs that are read, such as +, are words."""
+def word_spans(text: str, unread: Set[int] = frozenset()) -> list[Span]:
+    """The ranges (start, end) of the words of `text`, split at spaces and dashes, without surrounding punctuation and
+    `unread` characters, such as markup; in scripts without spaces each character with its combining marks. Signs that
+    are read, such as +, are words."""
     spans: list[Span] = []
     for found in _WORD.finditer(text):
         start, end = found.span()
-        while start < end and _is_mark(text[start]):
+        while start < end and (start in unread or _is_mark(text[start])):
             start += 1
-        while end > start and _is_mark(text[end - 1]):
+        while end > start and (end - 1 in unread or _is_mark(text[end - 1])):
             end -= 1
         if start == end:
             continue
