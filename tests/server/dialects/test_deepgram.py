@@ -132,3 +132,19 @@ def test_what_is_wrong_is_told_and_the_socket_goes_on() -> None:
             assert audio_of((await client.hear_until(type="Flushed"))[:-1]) == whole("Still here.")
 
     run(speak())
+
+
+def test_a_flush_is_answered_although_its_text_fails() -> None:
+    async def speak() -> None:
+        async with serving("live") as server, socket(server, SOCKET) as client:
+            await client.hear()
+            await client.say({"type": "Speak", "text": "Hi there, "})
+            while not isinstance(await client.hear(), bytes):
+                pass
+            await client.say({"type": "Speak", "text": "\N{SKULL AND CROSSBONES} and on."}, {"type": "Flush"})
+            heard = await client.hear_until(type="Flushed")
+            assert [message["type"] for message in heard if not isinstance(message, bytes)] == ["Error", "Flushed"]
+            await client.say({"type": "Speak", "text": "Still here."}, {"type": "Flush"})
+            assert audio_of((await client.hear_until(type="Flushed"))[:-1]) == whole("Still here.")
+
+    run(speak())

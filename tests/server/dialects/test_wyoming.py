@@ -242,6 +242,20 @@ def test_sessions_are_as_many_as_may_be_and_hold_the_server_until_they_have_spok
     run(follow())
 
 
+def test_who_is_cut_off_by_a_shutdown_is_told(said: pytest.LogCaptureFixture) -> None:
+    settings = dataclasses.replace(LISTENING, shutdown_timeout_s=0.1)
+
+    async def ask() -> None:
+        async with serving("slow_live", settings) as server, client(said) as asked:
+            asked.say("synthesize", text=LONG)
+            await asked.hear_until("audio-chunk")
+            server.process.should_exit = True
+            kind, error, _ = (await asked.ended())[-1]
+            assert (kind, error["text"]) == ("error", "the server is shutting down")
+
+    run(ask())
+
+
 def test_where_it_listens_is_checked_at_the_start(said: pytest.LogCaptureFixture) -> None:
     async def start(wyoming: str) -> None:
         async with serving("live", dataclasses.replace(SETTINGS, wyoming=wyoming)) as server:
