@@ -184,8 +184,7 @@ class Request:
     @property
     def late_ids(self) -> list[int]:
         """Ids of the current segment that came after its prompt was made and are not appended yet."""
-        segment = None if self.live is None else self.segment
-        if segment is None or segment.ids is None:
+        if self.live is None or (segment := self.segment) is None or segment.ids is None:
             return []
         return segment.ids[self.progress.given_ids + (0 if self.allocation is None else self.allocation.appended) :]
 
@@ -198,7 +197,9 @@ class Request:
     @property
     def is_starving(self) -> bool:
         """Whether the next frame lacks its text: frame n needs the first n pending ids."""
-        segment = None if self.live is None else self.segment
+        if self.live is None:
+            return False
+        segment = self.segment
         if segment is None or segment.ids is None or segment.is_whole or self.is_ending:
             return False
         return self.steps > self.pending_ids + len(self.late_ids)
@@ -206,7 +207,10 @@ class Request:
     @property
     def undecoded(self) -> int:
         """Frames presumed output that no chunk covers yet; negative after a padded chunk."""
-        return self.presumed_length - self.columns
+        allocation, progress = self.allocation, self.progress
+        if allocation is None:
+            return progress.length if progress.is_done else 0
+        return (progress.length if progress.is_done else allocation.steps) - allocation.columns
 
     @property
     def launched(self) -> int:
@@ -226,7 +230,9 @@ class Request:
     @property
     def is_ending(self) -> bool:
         """Whether no further step of the segment will be launched."""
-        return self.progress.is_done or self.steps >= self.progress.limit
+        # Asked several times a request and tick, so it reads the fields themselves.
+        allocation, progress = self.allocation, self.progress
+        return progress.is_done or (0 if allocation is None else allocation.steps) >= progress.limit
 
     @property
     def finish_reason(self) -> FinishReason | None:
