@@ -53,8 +53,8 @@ PAGES_PER_S, PAGE_BYTES = 50, 32
 
 
 class _Format(NamedTuple):
-    """A format's codec and container; no codec means PCM16. `rates` names a format of core.audio with the same sample
-    rates. Noise takes at most `excess` times `bits_per_sample`, or times 16 if that is 0."""
+    """A format's codec and container; no codec means PCM16. `rates` names a format of `audio.files` with the same
+    sample rates. Noise takes at most `excess` times `bits_per_sample`, or times 16 if that is 0."""
 
     content_type: str
     rates: str

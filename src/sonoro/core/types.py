@@ -1,7 +1,7 @@
 """Wire types shared by all processes: requests, audio and other events, and the description of a model.
 
 Imports no torch and knows no model. A `SpeechRequest` is validated when it is constructed, and once against the model
-by `ModelSpec.resolve`; nothing downstream checks again."""
+by `ModelSpec.resolve`. The engine also refuses what does not fit it, or what a model's `prepare` refuses."""
 
 from __future__ import annotations
 

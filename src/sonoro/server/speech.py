@@ -1,4 +1,4 @@
-"""The speech endpoint: a body is validated and resolved here, and nowhere else, and answered by its speech."""
+"""The speech endpoint: validates and resolves a body, and answers with its speech. The engine may still refuse it."""
 
 import logging
 import re
