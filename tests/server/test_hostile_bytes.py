@@ -30,6 +30,11 @@ def frame(opcode: int, payload: bytes = b"", *, is_last: bool = True) -> bytes:
     return bytes([128 * is_last + opcode, 128 + len(payload), 0, 0, 0, 0]) + payload
 
 
+def long_frame(payload: bytes) -> bytes:
+    """A client's text frame of any length."""
+    return bytes([129, 255]) + len(payload).to_bytes(8, "big") + bytes(4) + payload
+
+
 def with_body(head: bytes, body: bytes) -> bytes:
     return head + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
 
@@ -50,7 +55,11 @@ async def connect(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamW
         with_body(
             BATCH, b'{"items": [' + b",".join([b'{"input": "a"}'] * 32) + b', {"x": [' + b"[]," * 39_000 + b"1]}]}"
         ),
+        with_body(POST, b'{"input": "' + b"\\n" * 7_000_000 + b'"}'),
+        with_body(POST, b'{"input": "' + b"\\n" * 400_000 + b'"}'),
+        with_body(POST, b'{"input": "' + "é".encode() * 7_000_000 + b'"}'),
         b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 5000,
+        upgrade(PATH) + long_frame(b'{"text": "\\ud83d", "ref_audio": "' + b"a" * 12_000_000 + b'"}'),
         upgrade(PATH) + frame(9) * 50_000,
         upgrade(PATH) + frame(1, b"{") * 20_000,
         upgrade(PATH) + frame(1, is_last=False) + frame(0, is_last=False) * 50_000,
@@ -62,7 +71,11 @@ async def connect(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamW
         "many lists",
         "many fields",
         "a batch of lists",
+        "many escapes",
+        "many empty lines",
+        "many letters",
         "pipelined requests",
+        "half a character beside a recording",
         "pings",
         "messages",
         "fragments",

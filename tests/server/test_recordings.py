@@ -10,6 +10,7 @@ import time
 import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 import numpy as np
@@ -187,6 +188,19 @@ def test_urls_that_could_be_read_in_two_ways_are_refused(url: str) -> None:
     async def ask() -> None:
         with reading(allows_urls=True, resolve=at_home, is_allowed=lambda address: True) as recordings:
             await refused(recordings, url, "http")
+
+    run(ask())
+
+
+def test_long_urls_are_refused_unread() -> None:
+    """Python's parser of URLs would keep them."""
+
+    async def ask() -> None:
+        with reading(allows_urls=True, resolve=at_home, is_allowed=lambda address: True) as recordings:
+            before = urlsplit.cache_info().misses  # type: ignore[attr-defined]
+            for scheme in ("http://host/", "file:///", "ftp://host/", ""):
+                await refused(recordings, scheme + "a" * 100_000, "at most 8192 characters")
+            assert urlsplit.cache_info().misses == before  # type: ignore[attr-defined]
 
     run(ask())
 

@@ -32,6 +32,9 @@ FETCH_START_S = 3.0
 FETCH_BYTES_PER_S = 16 * 1024
 """The least rate of a recording after `FETCH_START_S`, so that slow servers do not hold all `MAX_FETCHES`."""
 MAX_FETCHES = 8
+MAX_URL_CHARACTERS = 8192
+"""Of an http(s): or file: URL. Python's parser keeps the last ones that it has seen."""
+
 MAX_PENDING = 32
 """Recordings being decoded or waiting for it, at some .2 s each: the wait is a few seconds at most."""
 
@@ -99,8 +102,11 @@ class Recordings:
     async def read(self, url: str, text: str | None, use: ReferenceUse, field: str = "ref_audio") -> Reference:
         """Read and decode the recording at `url`. Raises `InvalidReference` naming `field`, or `TooManyRequests` if
         `MAX_PENDING` are being decoded."""
-        scheme = url.partition(":")[0].lower()
+        scheme = url[:16].partition(":")[0].lower()
         with naming(field):
+            if scheme != "data" and len(url) > MAX_URL_CHARACTERS:
+                limit = f"a URL must have at most {MAX_URL_CHARACTERS} characters"
+                raise InvalidReference("ref_audio", f"{len(url)} characters", limit)
             if scheme in ("http", "https") and self._allows_urls:
                 return await self._fetch(url, text, use)
             # Opened in the thread too, so that a queued recording holds a name rather than the bytes of a file.

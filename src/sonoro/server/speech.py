@@ -130,11 +130,11 @@ class SpeechFactory:
         return speech
 
     async def _make(self, body: SpeechBody, name: str, caller: Caller, *, is_live: bool) -> Speech:
-        is_silent = not is_live and not is_speakable(body.input) and bool(body.input.strip())
         spec, limit = self.spec(), self._config.max_characters
         self.check_model(body.model, spec)
         if len(body.input) > limit:
             raise InvalidRequest("input", f"{len(body.input)} characters", f"it must have at most {limit}")
+        is_silent = not is_live and not is_speakable(body.input) and bool(body.input.strip())
         references = await read_references(body, self.recordings, spec)
         if is_silent:
             # As live, for which the text is not checked; the other fields are. A live request has no attempts.
