@@ -220,6 +220,13 @@ class ContextSession(WebSocketSession):
         context = self.contexts[name] = Context(self, name, body, named, convert)
         return context
 
+    async def free(self, name: str | None) -> None:
+        """Wait for the end of the context `name`, if it was cancelled: the next text may have the same id."""
+        context = self.contexts.get(name)
+        if context is not None and context.is_cancelled:
+            await context.until_ended()
+            await self.on_done(context.task)
+
     def check_key(self, key: str | None) -> None:
         """Authorise a client that connected without a key by `key`. Raises `Unauthorized`, and ends the session."""
         if self.caller is ANONYMOUS:

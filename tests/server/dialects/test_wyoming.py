@@ -298,6 +298,39 @@ def test_silent_connections_hold_no_sessions(keys: tuple[str, ...], said: pytest
     run(ask())
 
 
+def test_a_crowd_that_is_silent_keeps_nobody_out(
+    said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sonoro.server.service.MAX_KEYLESS", 3)
+
+    async def ask() -> None:
+        async with serving("live", LISTENING), contextlib.AsyncExitStack() as stack:
+            silent = [await stack.enter_async_context(client(said)) for _ in range(5)]
+            async with client(said) as asked:
+                asked.say("describe")
+                assert (await asked.hear_until("info"))[0][0] == "info"
+            assert [data["code"] for _, data, _ in await silent[0].ended()] == ["too_many_requests"]
+
+    run(ask())
+
+
+@pytest.mark.parametrize("bad", ['"data": []', '"data": {"text": 7}', '"data": 7', '"data_length": 2'])
+def test_a_bad_piece_of_a_stream_is_refused_alone(said: pytest.LogCaptureFixture, bad: str) -> None:
+    async def ask() -> None:
+        async with serving("live", LISTENING), client(said) as asked:
+            asked.say("synthesize-start")
+            asked.say("synthesize-chunk", text=TEXT[:11])
+            asked.writer.write(f'{{"type": "synthesize-chunk", {bad}}}\n'.encode() + b"[]" * ("length" in bad))
+            asked.say("synthesize-chunk", text=TEXT[11:])
+            asked.say("synthesize-stop")
+            heard = await asked.hear_until("synthesize-stopped")
+            errors = [event for event in heard if event[0] == "error"]
+            assert len(errors) == 1
+            assert audio([event for event in heard if event[0] != "error"]) == whole()
+
+    run(ask())
+
+
 class Announcer:
     """In place of a network: what is announced at this moment."""
 

@@ -142,11 +142,12 @@ class _Session(DialectSession):
     async def handle(self, message: str) -> None:
         said = parse(_Said, message.encode())
         name = self._name = said.context_id or ""
-        context = self.contexts.get(name)
         if said.cancel:
-            if context is not None:
-                context.cancel()
+            if name in self.contexts:
+                self.contexts[name].cancel()
             return
+        await self.free(name)
+        context = self.contexts.get(name)
         is_new = context is None
         if context is None:
             said.check_raw()

@@ -126,6 +126,8 @@ class _Session(DialectSession):
             self.end = "closed"
             return
         name = self._name = said.context_id if self._is_multi else None
+        if said.text:
+            await self.free(name)
         context = self.contexts.get(name)
         if said.close_context:
             if context is not None and context.is_ended:

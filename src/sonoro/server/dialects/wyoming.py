@@ -196,9 +196,10 @@ class _Carrier:
         if not isinstance(event, dict):
             raise ValueError("an event is an object")
         further = json.loads(await self._part(event.pop("data_length", None)) or b"{}")
-        if not isinstance(further, dict) or not isinstance(event.setdefault("data", {}), dict):
-            raise ValueError("data is an object")
-        event["data"] |= further
+        data = event.pop("data", None)
+        data = {} if data is None else data
+        # What is no object is refused by the session, which goes on.
+        event["data"] = data | further if isinstance(data, dict) and isinstance(further, dict) else [data, further]
         await self._part(event.pop("payload_length", None))
         return json.dumps(event)
 
