@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator
 
 import pytest
+from processes import GUARD_S
 from servers import SETTINGS, Server, serving
 from sessions import PATH, Socket, socket
 from sine_engines import nothing_left, run, until
@@ -154,16 +155,34 @@ def test_answers_to_pings_that_nobody_reads_are_not_kept() -> None:
     run(ask())
 
 
-def test_there_are_few_places_before_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_without_a_key_makes_room_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service_module, "MAX_KEYLESS", 3)
 
     async def ask() -> None:
-        async with serving(settings=KEYED) as server, crowd(server, 3):
-            answer = await server.http.get(
-                LATE,
-                headers={"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
-                | {"Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA=="},
-            )
-            assert answer.status_code == 429
+        async with serving("live", settings=KEYED) as server, crowd(server, 3) as silent, crowd(server, 1) as (late,):
+            assert "others came" in (await silent[0].hear())["error"]
+            await late.say({"text": "Hello. ", "context_id": "a", "xi_api_key": "ключ"})
+            await late.say({"context_id": "a", "close_context": True})
+            assert (await late.hear_until(isFinal=True))[-1]["contextId"] == "a"
+            assert server.service.newcomers.taken == 2
+
+    run(ask())
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [b"Sec-WebSocket-Protocol: " + b"," * 9000 + b"\r\n", b"a: b\r\n" * 200],
+    ids=["a long header", "many headers"],
+)
+def test_a_handshake_that_cannot_be_read_ends_the_connection(headers: bytes) -> None:
+    async def ask() -> None:
+        async with serving(settings=KEYED) as server:
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
+            head = f"GET {PATH} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            writer.write(head.encode() + headers + b"\r\n")
+            async with asyncio.timeout(GUARD_S):
+                assert b"431" in await reader.readline()
+                await reader.read()
+            writer.close()
 
     run(ask())

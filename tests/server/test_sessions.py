@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import io
 import itertools
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -116,6 +117,41 @@ def test_a_session_has_utterances_and_settings_of_its_own() -> None:
             assert (first.created["model"], first.created["sample_rate"]) == ("sine", 8000)
 
     run(speak())
+
+
+def test_what_sessions_hold_is_bounded() -> None:
+    settings = dataclasses.replace(SETTINGS, max_total_body_bytes=50_000)
+
+    async def ask() -> None:
+        async with serving("live", settings) as server, session(server) as first:
+            async with session(server) as second:
+                await second.say("session.config", ref_audio=recording(), ref_text="Hm.")
+                assert (await second.hear())["type"] == "session.configured"
+                error = await first.refused("session.config", ref_audio=recording(), ref_text="Hm.")
+                assert error["code"] == "too_many_requests"
+                assert (await first.speak(TEXT))[0] == whole()
+                await second.say("session.config", ref_audio=recording(), ref_text="Hm.")
+                assert (await second.hear())["error"]["code"] == "too_many_requests"
+            await until(lambda: server.service.references.taken == 0)
+            await first.say("session.config", ref_audio=recording(), ref_text="Hm.")
+            assert (await first.hear())["type"] == "session.configured"
+
+    run(ask())
+
+
+def test_of_a_message_nothing_is_kept_once_it_was_handled() -> None:
+    async def ask() -> None:
+        async with serving("live") as server, session(server) as client:
+            assert (await client.speak(TEXT))[0] == whole()
+            tracemalloc.start()
+            try:
+                await client.say("session.config", unheard_of="x" * 4_000_000)
+                assert (await client.hear())["type"] == "session.configured"
+                await until(lambda: tracemalloc.get_traced_memory()[0] < 2**20)
+            finally:
+                tracemalloc.stop()
+
+    run(ask())
 
 
 def test_a_cancelled_utterance_says_how_far_it_came_and_the_session_goes_on() -> None:

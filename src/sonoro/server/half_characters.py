@@ -14,7 +14,7 @@ class HalfCharacters:
     """The first halves of characters at the ends of pieces of text, by the context of the message."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, str] = {}
+        self._waiting: dict[int, str] = {}
         self.has_lost = False
         """Whether the last message was not the second half that its context waited for."""
 
@@ -34,13 +34,14 @@ class HalfCharacters:
         if found is None:
             return message
         given: str = data[found]
-        text = self._joined(repr(fields.get("context_id")), given)
+        # A hash, as the id may be long.
+        text = self._joined(hash(repr(fields.get("context_id"))), given)
         if text == given:
             return message
         data[found] = text
         return json.dumps(fields) if text else None
 
-    def _joined(self, context: str, text: str) -> str:
+    def _joined(self, context: int, text: str) -> str:
         first = self._waiting.pop(context, "")
         self.has_lost = bool(first) and not "\udc00" <= text[0] <= "\udfff"
         if first and not self.has_lost:

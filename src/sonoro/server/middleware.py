@@ -288,6 +288,33 @@ class Budget:
             self.taken -= count
 
 
+class Newcomers:
+    """At most `most` places for connections that have shown no key yet, the oldest of which makes room for another:
+    those who show one do so at once, and nobody keeps them out by being silent."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._places = most, dict[asyncio.Future[None], None]()
+
+    @property
+    def taken(self) -> int:
+        """How many places are taken."""
+        return len(self._places)
+
+    @contextlib.contextmanager
+    def take(self) -> Iterator[asyncio.Future[None]]:
+        """Take a place for the duration of the block; the future is done once another needs it."""
+        place = asyncio.get_running_loop().create_future()
+        if self.taken >= self._most:
+            oldest = next(iter(self._places))
+            del self._places[oldest]
+            oldest.set_result(None)
+        self._places[place] = None
+        try:
+            yield place
+        finally:
+            self._places.pop(place, None)
+
+
 class RequestBodies:
     """Reads request bodies, at most `max_total_bytes` in memory at once, each within `timeout_s`."""
 

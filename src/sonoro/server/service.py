@@ -14,7 +14,7 @@ from sonoro.core.logs import log_event
 from sonoro.server.config import ServerConfig
 from sonoro.server.keys import ANONYMOUS, Caller, Keys
 from sonoro.server.metrics import Metrics
-from sonoro.server.middleware import Budget
+from sonoro.server.middleware import Budget, Newcomers
 from sonoro.server.speech import SpeechFactory
 from sonoro.server.voice_directory import VoiceDirectory
 from sonoro.transport.fleet import Fleet
@@ -42,7 +42,8 @@ class Service:
         self.speech = SpeechFactory(client, config, self.metrics, self.voices)
         self._sessions = Budget(config.max_sessions, "{} sessions are open")
         self._guests = Budget(MAX_KEYLESS, "{} sessions without a key are open")
-        self.newcomers = Budget(MAX_KEYLESS, "{} connections that have shown no key are open")
+        self.newcomers = Newcomers(MAX_KEYLESS)
+        self.references = Budget(config.max_total_body_bytes, "recordings of sessions hold {} bytes")
         self.created_s = int(time.time())
         self.is_ending = False
         self._on_failure = on_failure

@@ -5,6 +5,7 @@ Other servers have WebSockets on the same path. The first message tells which pr
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -131,11 +132,23 @@ class LiveSession(WebSocketSession):
         await self.send_event("session.configured", **facts)
 
     async def _settings_from(self, fields: dict[str, Any]) -> tuple[SpeechBody, SpeechRequest]:
-        """The body and the resolved request, both without text, of a session configured by `fields`."""
+        """The body, as far as its audio goes, and the resolved request, both without text, of a session configured by
+        `fields`. Raises `TooManyRequests` if the recordings that all sessions hold have too many bytes."""
         body = parse(SpeechBody, {"response_format": "pcm", **fields, "input": ""})
         speech = await self.service.speech.make(body, self.id, self.caller, is_live=True, dialect=self.dialect)
         speech.encoding.close()
-        return body, speech.request
+        self._hold(speech.request)
+        audio = {name: getattr(body, name) for name in ("response_format", "speed", "sample_rate", "bit_rate")}
+        return parse(SpeechBody, {**audio, "input": ""}), speech.request
+
+    def _hold(self, request: SpeechRequest) -> None:
+        """Count what `request`, in place of the one before, holds for as long as the session lasts."""
+        texts = [request.instructions, *(reference.text for reference in request.references)]
+        held = sum(len(reference.pcm) for reference in request.references) + sum(len(text or "") for text in texts)
+        with contextlib.ExitStack() as taken:
+            taken.enter_context(self.service.references.take(held))
+            self._kept.close()
+            self._kept = taken.pop_all()
 
     async def _append(self, text: str | None) -> None:
         if text is None:

@@ -52,6 +52,10 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
+        if self.conn.handshake_exc is not None and not self.handshake_initiated:
+            # uvicorn would leave a connection open whose handshake cannot be read.
+            self.transport.write(b"".join(self.conn.data_to_send()))
+            self.transport.close()
         self._count()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -72,10 +76,19 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
             self.conn.fail(1013, "messages hold too many bytes; try again later")
             self.handle_parser_exception()
 
+    def handle_text(self, event: Frame) -> None:
+        super().handle_text(event)
+        event.data = b""  # the parser keeps the last frame until the next
+
+    def handle_bytes(self, event: Frame) -> None:
+        super().handle_bytes(event)
+        event.data = b""
+
     def handle_cont(self, event: Frame) -> None:
         # In one buffer: a message may come in fragments of a byte, or of none.
         buffer = self.frames[0] if isinstance(self.frames[0], bytearray) else bytearray(self.frames[0])
         buffer += event.data
+        event.data = b""
         self.frames = [buffer]  # type: ignore[list-item]
         if event.fin:
             self.send_receive_event_to_app()

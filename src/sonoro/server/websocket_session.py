@@ -14,7 +14,7 @@ from starlette.types import Message
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from sonoro.core.errors import InvalidRequest, SonoroError
-from sonoro.server.errors import IdleSession, NotReady, SlowReader, refusal
+from sonoro.server.errors import IdleSession, NotReady, SlowReader, TooManyRequests, refusal
 from sonoro.server.half_characters import HalfCharacters
 from sonoro.server.keys import ANONYMOUS, KEY_PROTOCOL, Caller
 from sonoro.server.service import Service
@@ -45,7 +45,8 @@ class WebSocketSession(ABC):
         self.end: End | None = None
         self.facts: dict[str, Any] = socket.state.facts
         self._socket, self._successor = socket, cast(WebSocketSession | None, None)
-        self._counted, self._halves = contextlib.ExitStack(), HalfCharacters()
+        self._counted, self._kept, self._halves = contextlib.ExitStack(), contextlib.ExitStack(), HalfCharacters()
+        self._place: asyncio.Future[None] | None = None  # of a newcomer
         self._shutting_down: asyncio.Event = socket.scope["state"].get(SHUTTING_DOWN, asyncio.Event())
 
     @property
@@ -93,7 +94,7 @@ class WebSocketSession(ABC):
         with self._counted:
             if self.is_newcomer or self.caller is ANONYMOUS:
                 self.is_newcomer = True
-                self._counted.enter_context(self.service.newcomers.take())
+                self._place = self._counted.enter_context(self.service.newcomers.take())
             else:
                 self._count_in()
             await self._serve()
@@ -122,6 +123,7 @@ class WebSocketSession(ABC):
             pass
         finally:
             await cancel_tasks(*self.speaking)
+            self._kept.close()
 
     async def hand_over(self, successor: WebSocketSession, message: str) -> None:
         """Let `successor` serve the connection to its end, from `message` on."""
@@ -131,6 +133,7 @@ class WebSocketSession(ABC):
             self.end = await successor._exchange()
         finally:
             await cancel_tasks(*successor.speaking)
+            successor._kept.close()
 
     async def send(self, message: str | bytes) -> None:
         """Send `message`. Raises `SlowReader` if it is not read in time, `WebSocketDisconnect` without a client."""
@@ -148,7 +151,9 @@ class WebSocketSession(ABC):
         ending = asyncio.create_task(self._shutting_down.wait())
         try:
             while self.end is None or self.speaking:
-                tasks = {receiving} if self.end else {receiving, ending}
+                tasks: set[asyncio.Future[Any]] = {receiving} if self.end else {receiving, ending}
+                if self.is_newcomer and self._place is not None:
+                    tasks.add(self._place)
                 speaking = set(self.speaking)
                 left_s = deadline_s - asyncio.get_running_loop().time()
                 timeout_s = max(0.0, left_s) if self.is_newcomer else self.idle_timeout_s
@@ -157,6 +162,9 @@ class WebSocketSession(ABC):
                     limit_s = self.service.config.head_timeout_s if self.is_newcomer else timeout_s
                     await self.refuse(IdleSession(f"no message for {limit_s:g} s"))
                     return "idle"
+                if self._place in done and receiving not in done:
+                    await self.refuse(TooManyRequests("others came, and no key was shown; try again"))
+                    return "closed"
                 for task in speaking & done:
                     await self.on_done(task)
                 if ending in done:
@@ -164,6 +172,7 @@ class WebSocketSession(ABC):
                 if receiving in done:
                     await self._receive(receiving.result())
                     receiving = asyncio.create_task(self._socket.receive())
+                done.clear()  # it holds the last message
             return self.end
         finally:
             await cancel_tasks(receiving, ending)
@@ -174,7 +183,10 @@ class WebSocketSession(ABC):
         try:
             if received.get("text") is None:
                 raise InvalidRequest("message", "bytes", "it must be text that is JSON")
-            if (message := self._halves.join(received["text"])) is not None:
+            message: str | None = received["text"]
+            if len(received["text"]) <= self.service.config.max_message_bytes:  # longer ones hold recordings
+                message = self._halves.join(received["text"])
+            if message is not None:
                 await self.handle(message)
                 if self._halves.has_lost:
                     self._halves.has_lost = False

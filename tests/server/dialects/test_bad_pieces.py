@@ -2,8 +2,10 @@
 
 import asyncio
 import dataclasses
+import json
 import os
 import signal
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -88,6 +90,39 @@ def test_a_bad_piece_is_refused_alone(name: str) -> None:
             assert len(errors) >= len(bad) - (name == "vllm_omni")
 
     run(ask())
+
+
+@pytest.mark.parametrize("name", ["elevenlabs", "cartesia"])
+def test_an_id_can_be_used_again_once_it_was_cancelled(name: str) -> None:
+    path, before, _, after, last = DIALECTS[name]
+    long, cancel = {
+        "elevenlabs": (labs(text=LONG, flush=True), [labs(close_context=True)] * 2),
+        "cartesia": (cartesia(transcript=LONG), [cartesia(cancel=True)]),
+    }[name]
+    ends = len([message for message in cancel if name == "elevenlabs"]) // 2  # it ends a cancelled context in words
+
+    async def ask() -> None:
+        async with serving("slow_live") as server, socket(server, path) as client:
+            await client.say(long)
+            await client.hear()
+            await client.say(*cancel, *before, *after)
+            for _ in range(ends):
+                await client.hear_until(**last)
+            heard = await client.hear_until(**last)
+            assert audio_of(heard, "data" if name == "cartesia" else "audio").endswith(whole())
+
+    run(ask())
+
+
+def test_a_half_waits_under_no_long_id() -> None:
+    halves = HalfCharacters()
+    tracemalloc.start()
+    try:
+        for number in range(40):
+            halves.join(json.dumps({"context_id": str(number) + "x" * 100_000, "text": "\ud83d"}))
+        assert tracemalloc.get_traced_memory()[0] < 100_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_halves_of_a_character_are_joined() -> None:
