@@ -148,14 +148,18 @@ async def measure(args: argparse.Namespace, server: subprocess.Popen[bytes], fol
     return {"answers": answers, **{process: figures(values) for process, values in seen.items()}}
 
 
-def figures(seen: list[float]) -> dict[str, float]:
-    """The least and the median MB of the first and of the last five minutes, and the drift of the median."""
+def figures(seen: list[float]) -> dict[str, Any]:
+    """The least and the median MB of the first and of the last five minutes, the drift of the median, and the least of
+    each minute: the load itself comes and goes."""
     size = round(WINDOW_S / EVERY_S)
     medians = {"first": statistics.median(seen[:size]), "last": statistics.median(seen[-size:])}
     least = {"first_min_mb": min(seen[:size]), "last_min_mb": min(seen[-size:]), "max_mb": max(seen)}
     shown = least | {f"{name}_median_mb": median for name, median in medians.items()}
     drift = medians["last"] / medians["first"] - 1
-    return {name: round(value, 1) for name, value in shown.items()} | {"drift_percent": round(100 * drift, 2)}
+    each = round(60 / EVERY_S)
+    minutes = [round(min(seen[start : start + each]), 1) for start in range(0, len(seen), each)]
+    rounded = {name: round(value, 1) for name, value in shown.items()}
+    return {**rounded, "drift_percent": round(100 * drift, 2), "min_mb_by_minute": minutes}
 
 
 def main() -> None:
