@@ -123,7 +123,7 @@ class WebSocketSession(ABC):
             pass
         finally:
             await cancel_tasks(*self.speaking)
-            self._kept.close()
+            self.release()
 
     async def hand_over(self, successor: WebSocketSession, message: str) -> None:
         """Let `successor` serve the connection to its end, from `message` on."""
@@ -133,7 +133,11 @@ class WebSocketSession(ABC):
             self.end = await successor._exchange()
         finally:
             await cancel_tasks(*successor.speaking)
-            successor._kept.close()
+            successor.release()
+
+    def release(self) -> None:
+        """Free what the session holds, at its end."""
+        self._kept.close()
 
     async def send(self, message: str | bytes) -> None:
         """Send `message`. Raises `SlowReader` if it is not read in time, `WebSocketDisconnect` without a client."""

@@ -121,6 +121,23 @@ def test_audio_that_is_not_streamed_comes_in_one_frame_as_a_file() -> None:
     run(speak())
 
 
+def test_audio_that_is_held_has_room_with_that_of_others() -> None:
+    settings = dataclasses.replace(SETTINGS, max_total_answer_bytes=16_000)
+
+    async def speak() -> None:
+        async with serving("live", settings) as server, client(server, split_granularity="sentence") as asked:
+            await asked.speak(LONG)
+            frames, (*_, error) = await asked.hear_utterance(0)
+            assert not frames
+            assert "responses held in memory" in error["message"]
+            await until(lambda: server.service.speech.answers.taken == 0)
+            await asked.speak(LONG[:20])
+            (file,), _ = await asked.hear_utterance(1)
+            assert len(file) > 44
+
+    run(speak())
+
+
 @pytest.mark.parametrize("is_ours", [False, True])
 def test_words_are_told_with_their_times(is_ours: bool) -> None:
     further = {"word_timestamps": True} if is_ours else {"timestamp_type": "word"}

@@ -6,6 +6,7 @@ arrive while one is spoken. Each text counts as one sentence: it is spoken as it
 
 import asyncio
 import base64
+import contextlib
 from collections import deque
 from typing import Any, Literal
 
@@ -51,6 +52,7 @@ class OmniSession(OtherSession):
         self.facts["dialect"] = self.dialect
         self._config = _Said(type="session.config")
         self._waiting: deque[str] = deque()
+        self._room = contextlib.ExitStack()  # for the audio that is held
         self._index = 0
         self._words: list[Timed]
 
@@ -107,7 +109,13 @@ class OmniSession(OtherSession):
         has_words = self._config.word_timestamps or self._config.timestamp_type == "word"
         return body, msgspec.structs.replace(request, with_words=has_words)
 
+    def release(self) -> None:
+        super().release()
+        self._room.close()
+
     async def on_done(self, task: asyncio.Task[Any]) -> None:
+        self._room.close()
+        self._held = bytearray()
         await super().on_done(task)
         if not self._is_skipping:
             await self._end_utterance(1)
@@ -158,6 +166,7 @@ class OmniSession(OtherSession):
         elif self._config.stream_audio and audio:
             await self.send(audio)
         else:
+            self._room.enter_context(self.service.speech.answers.take(len(audio)))
             self._held += audio
 
     async def _send_chunk(self, audio: bytes, start_s: float, words: list[dict[str, Any]] | None) -> None:
