@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 LIMITS = {
-    "lines of src": 37_093,
+    "lines of src": 37_220,
     "lines of core": 1_300,
     "lines of engine": 3_600,
     "lines of a file": 450,
