@@ -150,8 +150,10 @@ def _kinds(root: type[SonoroError]) -> Iterator[type[SonoroError]]:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"
+    begin = value[:1000] if isinstance(value, str | bytes) else value  # it may have megabytes
+    text = repr(begin)
+    length = len(text) + (len(value) - len(begin) if isinstance(value, str | bytes) else 0)  # type: ignore[arg-type]
+    return text if length <= 80 else f"{text[:60]}... ({length} characters)"
 
 
 def without_addresses(text: str) -> str:

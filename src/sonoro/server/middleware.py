@@ -293,26 +293,26 @@ class Newcomers:
     those who show one do so at once, and nobody keeps them out by being silent."""
 
     def __init__(self, most: int) -> None:
-        self._most, self._places = most, dict[asyncio.Future[None], None]()
+        self._most, self._entries = most, dict[asyncio.Future[None], None]()
 
     @property
     def taken(self) -> int:
         """How many places are taken."""
-        return len(self._places)
+        return len(self._entries)
 
     @contextlib.contextmanager
     def take(self) -> Iterator[asyncio.Future[None]]:
         """Take a place for the duration of the block; the future is done once another needs it."""
-        place = asyncio.get_running_loop().create_future()
+        entry = asyncio.get_running_loop().create_future()
         if self.taken >= self._most:
-            oldest = next(iter(self._places))
-            del self._places[oldest]
+            oldest = next(iter(self._entries))
+            del self._entries[oldest]
             oldest.set_result(None)
-        self._places[place] = None
+        self._entries[entry] = None
         try:
-            yield place
+            yield entry
         finally:
-            self._places.pop(place, None)
+            self._entries.pop(entry, None)
 
 
 class RequestBodies:

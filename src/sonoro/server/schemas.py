@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, JsonValue, ValidationError, model_validat
 
 from sonoro.audio.encoders import FORMATS, MAX_BIT_RATE, MAX_RATE, MAX_SPEED, MIN_BIT_RATE, MIN_RATE, MIN_SPEED
 from sonoro.audio.references import MAX_REFERENCE_S
-from sonoro.core.errors import InvalidReference, InvalidRequest
+from sonoro.core.errors import InvalidReference, InvalidRequest, UnknownVoice
 from sonoro.core.types import (
     MAX_ATTEMPTS,
     MAX_SEED,
@@ -38,6 +38,7 @@ MAX_ESCAPES = 500_000
 """In a body, backslashes and bytes outside ASCII: a parse of 15 MiB of them takes 40 ms, of a recording in base64, in
 which some clients escape each slash, 10 ms."""
 MAX_FIELDS = 256
+MAX_NAME_CHARACTERS = 256
 
 _BLOCK_BYTES = 2**18
 
@@ -293,7 +294,10 @@ def named_voice(body: SpeechBody) -> str | None:
     voice = body.voice.id if isinstance(body.voice, VoiceId) else body.voice
     if voice is not None and body.speaker is not None and voice != body.speaker:
         raise InvalidRequest("speaker", body.speaker, f"it is another name of voice, which is {voice!r}")
-    return voice if voice is not None else body.speaker
+    named = voice if voice is not None else body.speaker
+    if named is not None and len(named) > MAX_NAME_CHARACTERS:
+        raise UnknownVoice("voice", named, f"the name of a voice has at most {MAX_NAME_CHARACTERS} characters")
+    return named
 
 
 def _model_voice(name: str, spec: ModelSpec, aliases: Mapping[str, str], *, has_own_voice: bool) -> str | None:

@@ -125,7 +125,7 @@ class SpeechFactory:
             if dialect == "native":
                 raise
         speech = await self._make(body.model_copy(update={"voice": None}), name, caller, is_live=is_live)
-        fields = name, dialect, body.voice, speech.request.voice
+        fields = name, dialect, str(body.voice)[:100], speech.request.voice
         logger.info("event=voice_unknown id=%s dialect=%s voice=%.100r spoken_as=%s", *fields)
         return speech
 

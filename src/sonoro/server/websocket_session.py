@@ -46,7 +46,7 @@ class WebSocketSession(ABC):
         self.facts: dict[str, Any] = socket.state.facts
         self._socket, self._successor = socket, cast(WebSocketSession | None, None)
         self._counted, self._kept, self._halves = contextlib.ExitStack(), contextlib.ExitStack(), HalfCharacters()
-        self._place: asyncio.Future[None] | None = None  # of a newcomer
+        self._entry: asyncio.Future[None] | None = None  # of a newcomer
         self._shutting_down: asyncio.Event = socket.scope["state"].get(SHUTTING_DOWN, asyncio.Event())
 
     @property
@@ -94,7 +94,7 @@ class WebSocketSession(ABC):
         with self._counted:
             if self.is_newcomer or self.caller is ANONYMOUS:
                 self.is_newcomer = True
-                self._place = self._counted.enter_context(self.service.newcomers.take())
+                self._entry = self._counted.enter_context(self.service.newcomers.take())
             else:
                 self._count_in()
             await self._serve()
@@ -156,8 +156,8 @@ class WebSocketSession(ABC):
         try:
             while self.end is None or self.speaking:
                 tasks: set[asyncio.Future[Any]] = {receiving} if self.end else {receiving, ending}
-                if self.is_newcomer and self._place is not None:
-                    tasks.add(self._place)
+                if self.is_newcomer and self._entry is not None:
+                    tasks.add(self._entry)
                 speaking = set(self.speaking)
                 left_s = deadline_s - asyncio.get_running_loop().time()
                 timeout_s = max(0.0, left_s) if self.is_newcomer else self.idle_timeout_s
@@ -166,7 +166,7 @@ class WebSocketSession(ABC):
                     limit_s = self.service.config.head_timeout_s if self.is_newcomer else timeout_s
                     await self.refuse(IdleSession(f"no message for {limit_s:g} s"))
                     return "idle"
-                if self._place in done and receiving not in done:
+                if self._entry in done and receiving not in done:
                     await self.refuse(TooManyRequests("others came, and no key was shown; try again"))
                     return "closed"
                 for task in speaking & done:
