@@ -37,7 +37,8 @@ def test_what_is_told_is_what_is_allocated(tiny: TinyFamily, tmp_path: Path) -> 
     """On a CPU, where weights are laid out anew but take as much."""
     tiny.write(tmp_path)
     found, config = footprint(str(tmp_path), CONFIG), CONFIG.resolve()
-    model = tiny.load(torch.bfloat16).model
+    # Loaded anew: tensors of a copied model share no storage.
+    model = registry.load(str(tmp_path), device="cpu", dtype="bfloat16").model
     capacity = capacity_of(config, config.slots * config.pages_per_slot)
     page_bytes = model.position_bytes * config.page_positions
     assert found.kv_cache == (capacity.pages + 1) * page_bytes

@@ -21,7 +21,8 @@ _OWNER = re.compile(r"[0-9a-f]{16}")
 
 def voice_name(name: str) -> str:
     """`name` in lower case. Raises `InvalidRequest` if no voice can be registered under it."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name.lower()):
+    # The Kelvin sign becomes a k in lower case.
+    if not isinstance(name, str) or not name.isascii() or not _NAME.fullmatch(name.lower()):
         limit = "it must have 1 to 64 letters (a to z), digits, - or _, and begin with a letter or digit"
         raise InvalidRequest("name", name, limit)
     return name.lower()
