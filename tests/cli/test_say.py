@@ -22,8 +22,8 @@ from sonoro.audio.pcm import from_pcm16
 from sonoro.cli import say as cli_say
 from sonoro.core.errors import EngineError
 from sonoro.core.types import SamplingParams, SpeechRequest
-from sonoro.engine import word_heads
 from sonoro.models.base import LoadedModel
+from sonoro.words import heads
 
 __all__ = ["sonoro"]
 
@@ -524,7 +524,7 @@ def test_a_table_that_cannot_be_written_is_refused(sonoro: Run, models: Path, mo
     def is_full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(word_heads, "write_heads", is_full)
+    monkeypatch.setattr(heads, "write_heads", is_full)
     code, _, err = sonoro(*asked, "heads.json")
     assert (code, err) == (2, "error: cannot write heads.json: No space left on device\n")
 
