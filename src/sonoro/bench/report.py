@@ -96,13 +96,10 @@ def _show_headlines(pairs: Sequence[Mapping[str, Any]], gains: Sequence[Mapping[
     for name in ("", *_HEADLINES.values()):
         table.add_column(name, justify="right" if name else "left")
     for pair, gain in zip(pairs, gains, strict=True):
-        cells = (f"{_shown(pair[name][0])} > {_shown(pair[name][1])} ({_percent(gain[name])})" for name in _HEADLINES)
+        percents = {name: "-" if gain[name] is None else f"{gain[name]:+.1f}%" for name in _HEADLINES}
+        cells = (f"{_shown(pair[name][0])} > {_shown(pair[name][1])} ({percents[name]})" for name in _HEADLINES)
         table.add_row(load_of(pair), *cells)
     Console(width=160, highlight=False).print(table)
-
-
-def _percent(gain: float | None) -> str:
-    return "-" if gain is None else f"{gain:+.1f}%"
 
 
 def _gain(old: float | None, new: float | None, sign: int) -> float | None:

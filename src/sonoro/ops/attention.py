@@ -162,10 +162,6 @@ def _choose_config(pairs: int, capacity: int, on: Card) -> DecodeConfig:
     return config._replace(tiles=min(2, config.tiles)) if on.has_few_registers else config
 
 
-def _smaller_config(config: DecodeConfig) -> DecodeConfig | None:
-    return config._replace(tiles=config.tiles // 2) if config.tiles > 1 else None
-
-
 def _fastest_config(pairs: int, capacity: int) -> DecodeConfig:
     # Per layer of 16 heads, 8 kv heads, D 128, bfloat16: 1 request of up to 16 positions 2.2 us, 256 of them 5.8.
     if capacity <= 16:
@@ -210,7 +206,9 @@ def decode_attention_kernel(
     programs_per_kv_head, group_size = max(1, group_size // _MAX_GROUP_SIZE), min(group_size, _MAX_GROUP_SIZE)
     programs = kv_heads * programs_per_kv_head
     tuning = tuning or _choose_config(tokens * programs, capacity, card(qkv.device))
-    warps, tiles, num_splits, min_split = shrunk(tuning, _smaller_config, shrink)
+    warps, tiles, num_splits, min_split = shrunk(
+        tuning, lambda one: one._replace(tiles=one.tiles // 2) if one.tiles > 1 else None, shrink
+    )
     # Positions read side by side, with 16 bytes per thread.
     lanes = min(page, max(1, warps * 32 * 16 // (width * qkv.dtype.itemsize)))
     out = torch.empty((tokens, programs * group_size * width), dtype=qkv.dtype, device=qkv.device)

@@ -71,7 +71,9 @@ class Entry:
         if not self._is_closed:
             self.close()
         self.wait()
-        self._ring._take_back(self)
+        assert self.is_taken, "the entry is free already"
+        self.is_taken = False
+        self._ring._free.append(self)
 
     def _begin(self) -> None:
         assert not self.is_taken
@@ -102,8 +104,3 @@ class PinnedRing:
         entry = self._free.pop(0)
         entry._begin()
         return entry
-
-    def _take_back(self, entry: Entry) -> None:
-        assert entry.is_taken, "the entry is free already"
-        entry.is_taken = False
-        self._free.append(entry)

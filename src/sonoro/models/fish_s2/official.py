@@ -32,7 +32,7 @@ def main() -> None:
 
     with (
         mock.patch.object(official.Conversation, "visualize"),
-        mock.patch.object(official, "multinomial_sample_one_no_sync", _most_probable),
+        mock.patch.object(official, "multinomial_sample_one_no_sync", lambda p: p.argmax(dim=-1, keepdim=True).int()),
         mock.patch.object(model, "forward_generate", recorded),
     ):
         made = official.generate_long(
@@ -55,10 +55,6 @@ def main() -> None:
         frames=codes.T.cpu().numpy().astype(np.int64),
         audio=official.decode_to_audio(codes, codec).float().cpu().numpy(),
     )
-
-
-def _most_probable(probabilities: torch.Tensor) -> torch.Tensor:
-    return probabilities.argmax(dim=-1, keepdim=True).to(torch.int)
 
 
 if __name__ == "__main__":
