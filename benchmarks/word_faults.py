@@ -26,7 +26,7 @@ from sonoro.core.types import AudioChunk, Finished, SpeechRequest
 from sonoro.engine.engine import Engine
 from sonoro.models import registry
 from sonoro.nn.transformer import causal_attention
-from sonoro.text.english.normalize import normalize_english
+from sonoro.text import read
 from sonoro.text.splitting import Segment
 from sonoro.words.heads import read_heads
 from sonoro.words.request import RequestWords
@@ -89,7 +89,7 @@ class Bench:
         return made
 
     def _begins(self, text: str, pcm: bytes) -> list[int] | None:
-        normal = normalize_english(text, lowercase=True)
+        normal = read(text, lowercase=True)
         spoken = normal.text
         places = [found.span() for found in re.finditer(r"[a-z']+", spoken)]
         samples = np.frombuffer(pcm, "<i2").astype(np.float32) / 32768

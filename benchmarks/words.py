@@ -22,7 +22,7 @@ import torch
 
 from sonoro import TTS
 from sonoro.api import Audio, AudioPiece, listen
-from sonoro.text.english.normalize import normalize_english
+from sonoro.text import read
 from sonoro.words.spans import SpokenWord, spoken_words, word_spans
 from two_steps import Steps, add_lines, finish, read_lines  # type: ignore[import-not-found]
 
@@ -44,7 +44,7 @@ class Aligner:
 
     def knows(self, text: str) -> bool:
         """Whether the dictionary has all words of `text`."""
-        words = re.findall(r"[a-z']+", normalize_english(text, lowercase=True).text)
+        words = re.findall(r"[a-z']+", read(text, lowercase=True).text)
         return all(self._decoder.lookup_word(word) is not None for word in words)
 
     def align(self, samples: np.ndarray, rate: int, words: list[str]) -> list[tuple[float, float]] | None:
@@ -118,7 +118,7 @@ def found_words(
     aligner: Aligner, text: str, samples: np.ndarray, rate: int
 ) -> tuple[list[SpokenWord], list[tuple[float, float]] | None]:
     """The words of `text` as written, and the aligned start and end of each in seconds; None if alignment fails."""
-    normal = normalize_english(text, lowercase=True)
+    normal = read(text, lowercase=True)
     spoken = normal.text
     places = [found.span() for found in re.finditer(r"[a-z']+", spoken)]
     truth = aligner.align(samples, rate, [spoken[start:end] for start, end in places])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 LIMITS = {
-    "lines of src": 37_220,
+    "lines of src": 39_950,
     "lines of core": 1_300,
     "lines of engine": 3_600,
     "lines of a file": 450,
@@ -22,7 +22,7 @@ LIMITS = {
     "holders of temperature": 4,
     "fields of EngineConfig": 24,
     "modules of a request, server": 10,
-    "modules of a request, engine": 20,
+    "modules of a request, engine": 21,
     "calls from the loop to a launch": 5,
 }
 """Figures of tools/house.py. A limit on lines of src or of a package is raised by the commit that says what it adds."""

@@ -17,7 +17,16 @@ from sonoro.api_engine import SharedEngine, noting_item
 from sonoro.audio.references import read_reference
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import InvalidReference, InvalidRequest, suggestion
-from sonoro.core.types import Finished, ModelSpec, OnFault, OptionValue, Reference, SamplingParams, SpeechRequest
+from sonoro.core.types import (
+    Finished,
+    ModelSpec,
+    OnFault,
+    OptionValue,
+    Reference,
+    SamplingParams,
+    SpeechRequest,
+    TextFormat,
+)
 from sonoro.text.english.readable import remarks
 
 if TYPE_CHECKING:
@@ -35,6 +44,7 @@ class RequestFields(TypedDict, total=False):
     """The keywords of a request. One that is left out, or None, is the model's default (seed: 0).
 
     language: one of `TTS.languages`; default: "auto".
+    text_format: how the text is written: "auto", "plain", "markdown" or "html", for a model that reads text by classes.
     instructions: how to speak, or who speaks, in words, if the model accepts that.
     ref_audio: a recording of the voice to clone, 0.5 to 60 s, as a path or a file's bytes, if the model can clone.
     ref_text: transcript of `ref_audio`.
@@ -54,6 +64,7 @@ class RequestFields(TypedDict, total=False):
     options: the model's own options by name, listed in `TTS.spec.options`; each may also be a keyword of its own."""
 
     language: str | None
+    text_format: TextFormat | None
     instructions: str | None
     ref_audio: bytes | str | Path | None
     ref_text: str | None
@@ -85,6 +96,8 @@ def speech_request(text: str, voice: str | None = None, **fields: Unpack[Request
     given: dict[str, Any] = dict(fields)
     reference = (given.pop(name, None) for name in _REFERENCE_FIELDS)
     sampling = {name: given.pop(name, None) for name in SamplingParams.__struct_fields__}
+    if given.get("text_format", "") is None:
+        del given["text_format"]
     seed, options = given.pop("seed", None), given.pop("options", {})
     return SpeechRequest(
         id=f"tts-{next(_request_numbers)}",
@@ -177,11 +190,11 @@ class TTS:
         """Whether the model tells what it did not speak as written; if not, `Audio.faults` is empty."""
         return self._shared.engine.found_heads.have_limits
 
-    def remarks(self, text: str) -> tuple[str, ...]:
+    def remarks(self, text: str, text_format: TextFormat = "auto") -> tuple[str, ...]:
         """Warnings about `text`: characters that will be left out, or another language.
         `generate` and the other methods log them, except for a `SpeechRequest`. Raises `InvalidRequest` for a text
         mostly in a script that the voice cannot read."""
-        return remarks(text) if self.spec.text_normalizer is not None else ()
+        return remarks(text, text_format) if self.spec.text_normalizer is not None else ()
 
     def close(self) -> None:
         """Free the model and its memory. Running and later requests raise `EngineClosed`."""
@@ -286,7 +299,7 @@ class TTS:
         for name, value in request.options.items():
             if name not in known and (nearest := suggestion(name, [*_KEYWORDS, *known])):
                 raise InvalidRequest(f"options.{name}", value, nearest)
-        for remark in self.remarks(text):
+        for remark in self.remarks(text, request.text_format):
             logger.warning("%s", remark)
         return _Job(request, speed)
 

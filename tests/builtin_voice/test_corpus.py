@@ -16,7 +16,7 @@ from builtin_voice import flite, prose, slots, text, words
 from builtin_voice.figures import KINDS, LISTS, Figures
 from builtin_voice.judged import read_everyday, read_harvard
 from builtin_voice.mixed import mixed_texts
-from sonoro.text.english.normalize import normalize_english
+from sonoro.text import read
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_every_template_writes_what_can_be_spoken(sources: text.Sources, section
         written = writer.text(section)
         assert not re.search(r"[{}\[\]|]| {2,}| [.,?!]|(?<!\.)\.\.(?!\.)|\b[Ii] '[dm]\b", written), written
         assert not re.search(r"\ba (?:old|hourly)\b|\ban (?:quiet|lamp)", written), written
-        normalized = normalize_english(written)
+        normalized = read(written)
         assert normalized.text
         assert normalized.dropped == "", written
 

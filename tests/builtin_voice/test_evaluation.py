@@ -26,7 +26,7 @@ from builtin_voice.word_errors import Ending, ending_of, word_error_rate, word_e
 from sonoro import TTS
 from sonoro.api import Audio
 from sonoro.models import registry
-from sonoro.text.english.normalize import normalize_english
+from sonoro.text import read
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(sonoro.__file__).parent / "builtin_voice"
@@ -134,7 +134,7 @@ def test_mixed_texts_are_of_every_kind_and_the_same_everywhere() -> None:
     assert sum(" " not in text for text in texts) >= 100
     assert sum(any(character.isdigit() for character in text) for text in texts) >= 200
     assert sum(bool(re.search(r"\b(?:Dr|Prof|St|Mr|etc|e\.g|vs|FBI|CEO|Ltd|UK)\b", text)) for text in texts) >= 80
-    assert all(normalize_english(text).text for text in texts)
+    assert all(read(text).text for text in texts)
     judged = {words_of(sentence) for sentence in read_harvard()[:100]}
     spoken = [words_of(text) for text in texts]
     assert not any(sentence in words for words in spoken for sentence in judged)
@@ -183,9 +183,9 @@ def test_the_voice_respells_what_the_recipe_does() -> None:
     spec = registry.describe(None).spec
     assert spec.respellings == evaluate.settings.RESPELLINGS
     for written, respelled in spec.respellings.items():
-        text = normalize_english(f"{written.title()}, the {written}s.", respellings=spec.respellings).text
+        text = read(f"{written.title()}, the {written}s.", respellings=spec.respellings).text
         assert text.startswith(f"{respelled}, the ")
-        assert normalize_english(text, respellings=spec.respellings).text == text
+        assert read(text, respellings=spec.respellings).text == text
 
 
 @pytest.mark.slow

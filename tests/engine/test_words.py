@@ -13,7 +13,7 @@ from sonoro.core.config import EngineConfig
 from sonoro.core.events import Word
 from sonoro.core.types import AudioChunk, Event, Failed, Finished, SpeechRequest
 from sonoro.models import registry
-from sonoro.text.english.normalize import normalize_english
+from sonoro.text import read
 from sonoro.text.splitting import Segment, SpokenText, placed
 from sonoro.words.heads import MOST_COLUMNS, WordHeads
 from sonoro.words.request import RequestWords
@@ -200,7 +200,7 @@ def test_who_asks_for_attempts_but_not_for_words_is_told_of_faults_alone(engine:
 
 def test_a_word_that_is_spelled_out_over_two_segments_is_told_once() -> None:
     model, text = registry.load(None, device="cpu").model, "It cost 123456 dollars."
-    spoken = normalize_english(text, lowercase=True)
+    spoken = read(text, lowercase=True)
     cut = spoken.text.index("three")
     words, pointing = RequestWords(model, model.spec, text), model.word_heads.text_first
     parts = [spoken.part(0, cut).stripped(), spoken.part(cut, len(spoken.text))]
@@ -218,7 +218,7 @@ def test_a_word_that_is_spelled_out_over_two_segments_is_told_once() -> None:
 
 def test_a_fault_names_the_text_of_its_segment_as_it_was_written() -> None:
     model, text = registry.load(None, device="cpu").model, "It cost $5 on July 4, 1999. Nobody knew why!"
-    spoken = normalize_english(text, lowercase=True)
+    spoken = read(text, lowercase=True)
     cut = spoken.text.index("nobody")
     words, written = RequestWords(model, model.spec, text), text.index("Nobody")
     for segment in placed([spoken.part(0, cut).stripped(), spoken.part(cut, len(spoken.text))], 0, len(text)):

@@ -356,7 +356,7 @@ async def what_holds_nothing_to_speak_is_a_moment_of_silence(server: Server, spe
 
 
 async def a_crowd_is_answered_as_if_each_were_alone(server: Server, speaker: Speaker) -> None:
-    texts = {seed: f"{seed}. " * (1 + seed % 3) for seed in speaker.seeds}
+    texts = {seed: f"It is {seed}. " * (1 + seed % 3) for seed in speaker.seeds}
     answers = await asyncio.gather(*(server.speak(text, seed=seed) for seed, text in texts.items()))
     for (seed, text), answer in zip(texts.items(), answers, strict=True):
         assert speaker.is_same(answer.content, speaker.spoken(text, seed=seed)), seed

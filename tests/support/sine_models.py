@@ -87,7 +87,7 @@ class SineModel:
                               languages=("auto", "english"), sampling=SAMPLING, options=(LOUDNESS,))  # fmt: skip
         self.codec = SineCodec()
 
-    def segments(self, text, language):
+    def segments(self, text, language, text_format="auto"):
         return [SpokenText(text)]
 
     def prepare(self, request, segment, index, before, voice):

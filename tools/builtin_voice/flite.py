@@ -1,7 +1,7 @@
 """The teacher Flite: its free voices through the C library, as 24 kHz speech with trimmed ends, even loudness and phone
 times.
 
-Input must be normalised text (`sonoro.text.english.normalize`).
+Input must be normalised text (`sonoro.text.english`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Texts to the phonemes that the teacher Kokoro reads, American and British: misaki with a light part-of-speech tagger.
 
 `python -m builtin_voice.phonemize corpus.txt phonemes.jsonl.xz` normalises each line as the voice does
-(`sonoro.text.english.normalize`) and writes a JSON object for it, in the order of the corpus: its number `row`, its
+(`sonoro.text.english`) and writes a JSON object for it, in the order of the corpus: its number `row`, its
 normalised `text`, and its phonemes in each accent. Lines with something that cannot be spoken are dropped, and counted.
 espeak-ng handles words that misaki lacks. Needs `requirements.txt`; the machine that synthesises does not.
 """
@@ -20,7 +20,7 @@ from typing import Any
 
 from builtin_voice.kokoro.teacher import MAX_PHONEMES
 from sonoro.core.config import usable_cores
-from sonoro.text.english.normalize import normalize_english
+from sonoro.text import read
 
 ACCENTS = ("us", "gb")
 UNKNOWN = "❓"
@@ -70,7 +70,7 @@ def phonemes(text: str, accent: str) -> str:
 
 def _row(numbered: tuple[int, str]) -> dict[str, Any] | None:
     number, line = numbered
-    normal = normalize_english(line)
+    normal = read(line)
     if not normal.text or normal.dropped:
         return None
     spelled = {accent: phonemes(normal.text, accent) for accent in ACCENTS}

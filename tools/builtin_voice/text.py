@@ -23,7 +23,7 @@ from builtin_voice.mixed import judged_texts
 from builtin_voice.slots import Demand, Slots, frequent_by_kind
 from builtin_voice.templates import Writer
 from builtin_voice.words import Lexicon, read_lexicon
-from sonoro.text.english.normalize import normalize_english
+from sonoro.text import read
 
 TEXTS = 98_000
 FREQUENT_WORDS = 20_000
@@ -130,7 +130,7 @@ def _definitions(lexicon: Lexicon) -> Iterator[str]:
 
 def runs_of(text: str) -> Iterator[str]:
     """Every five consecutive words of a text, as spoken; all of a shorter one."""
-    words = re.findall(r"[a-z']+", normalize_english(text, lowercase=True).text)
+    words = re.findall(r"[a-z']+", read(text, lowercase=True).text)
     width = min(_SHARED_WORDS, len(words))
     return (" ".join(words[at : at + width]) for at in range(len(words) - width + 1))
 
@@ -152,7 +152,7 @@ class Corpus:
         text = re.sub(r"\s+", " ", text).strip()
         if not text or len(text) > _LONGEST or text in self.texts:
             return False
-        normalized = normalize_english(text)
+        normalized = read(text)
         if not normalized.text or normalized.dropped or not self._judged.isdisjoint(runs_of(text)):
             return False
         self.texts[text] = kind
@@ -262,7 +262,7 @@ def write(texts: list[str], output: Path) -> None:
     if ".jsonl.gz" not in output.name:
         output.write_text("".join(f"{text}\n" for text in texts), "utf-8")
         return
-    spoken = dict.fromkeys(normalize_english(text, lowercase=True).text for text in texts)
+    spoken = dict.fromkeys(read(text, lowercase=True).text for text in texts)
     rows = [{"text": text, "voice": VOICES[at % len(VOICES)]} for at, text in enumerate(spoken)]
     output.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode("ascii"), mtime=0))
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sonoro.text.english.normalize import normalize_english
+from sonoro.text import read
 
 _WRITTEN = ((re.compile(r"\b(\d{1,2})\.(\d\d)(?= ?[ap]\.?m\b)", re.IGNORECASE), r"\1:\2"),)
 _SPOKEN = (
@@ -44,7 +44,7 @@ _SPOKEN = (
 
 def spelled_words(text: str) -> list[str]:
     """Lower-case words alone, numbers written out."""
-    return re.findall(r"[a-z']+", normalize_english(text, lowercase=True).text)
+    return re.findall(r"[a-z']+", read(text, lowercase=True).text)
 
 
 def words_of(text: str) -> str:

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -30,6 +31,11 @@ Eager = Annotated[bool | None, typer.Option("--eager", help="no CUDA graphs: the
 Commit = Annotated[str | None, typer.Option(help="the revision to record; default: that of the checkout")]
 Config = Annotated[
     Any, typer.Option(parser=EngineConfig.from_file, metavar="FILE", help="YAML file of an engine, or of a server")
+]
+
+TextFormatOption = Annotated[
+    str | None,
+    typer.Option("--text-format", help="how the text is written: auto, plain, markdown or html; default: auto"),
 ]
 
 FAILURE = 1
@@ -112,3 +118,21 @@ def show(*lines: str) -> None:
         sys.stdout.flush()
     except OSError as error:
         raise OutputError(f"cannot write stdout: {error.strerror}") from error
+
+
+def read_text(text: str | None, file: Path | None) -> str:
+    """The text of an argument, of stdin for "-", or of a file. Raises `InvalidRequest`."""
+    if (text is None) == (file is None):
+        raise InvalidRequest("text", text or "", "give either a text (- reads stdin) or --file")
+    try:
+        if file is not None:
+            return file.read_text(encoding="utf-8-sig")  # without a byte order mark
+        if text != "-":
+            return str(text)
+        if sys.stdin is None:
+            raise InvalidRequest("text", text, "stdin is closed")
+        return sys.stdin.buffer.read().decode("utf-8-sig")
+    except OSError as error:
+        raise InvalidRequest("file", str(file), f"it must be a readable file ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequest("text", str(file or "stdin"), f"it must be UTF-8 ({error.reason})") from error

@@ -1,4 +1,4 @@
-"""The command line: `sonoro say | serve | compile | tune | calibrate | info | voices | verify | bench`.
+"""The command line: `sonoro say | read | serve | compile | tune | calibrate | info | voices | verify | bench`.
 
 Invalid input gives one line on stderr and exit code 2. Only the commands that need torch import it."""
 
@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from sonoro.cli import bench, calibrate, info, say, serve, tune, verify, voices
+from sonoro.cli import bench, calibrate, info, read, say, serve, tune, verify, voices
 from sonoro.cli import compile as compile_
 from sonoro.cli.common import FAILURE, Stopped, show
 from sonoro.core.config import log_level
@@ -27,7 +27,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(bench.app, name="bench")
-for command in (say.say, tune.tune, calibrate.calibrate, info.info, voices.voices, verify.verify):
+for command in (say.say, read.read, tune.tune, calibrate.calibrate, info.info, voices.voices, verify.verify):
     app.command()(command)
 app.command(help="Serve OpenAI's speech API over HTTP.")(serve.serve)
 app.command("compile")(compile_.compile_command)

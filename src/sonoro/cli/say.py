@@ -23,7 +23,7 @@ from sonoro.api import TTS, AudioPiece, RequestFields, listen, speech_request
 from sonoro.api_audio import make_captions
 from sonoro.audio.files import FORMATS, STDOUT, STREAMABLE_FORMATS, AudioWriter, check_place, output_format
 from sonoro.cli import common
-from sonoro.cli.common import FAILURE, Stopped, number, show
+from sonoro.cli.common import FAILURE, Stopped, number, read_text, show
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import InvalidReference, InvalidRequest, OutputError
 from sonoro.core.events import Fault, Word
@@ -82,6 +82,7 @@ def say(
     model: common.Model = None,
     voice: Annotated[str | None, typer.Option(help="a voice of the model; `sonoro voices` lists them")] = None,
     language: Annotated[str | None, typer.Option(help="a language of the model, or auto")] = None,
+    text_format: common.TextFormatOption = None,
     instructions: Annotated[str | None, typer.Option(help="how to speak, or who speaks, in words")] = None,
     ref_audio: Annotated[Path | None, typer.Option(help="recording of the voice to clone")] = None,
     ref_text: Annotated[str | None, typer.Option(help="transcript of --ref-audio")] = None,
@@ -133,7 +134,7 @@ def _say(options: Any) -> int:
             raise OutputError(f"{captions[0][1]}: {speaker.spec.name} gives no word times")
         if options.check and not speaker.finds_faults:
             raise OutputError(f"--check: {speaker.spec.name} cannot tell what was not spoken as written")
-        for remark in speaker.remarks(request.text):
+        for remark in speaker.remarks(request.text, request.text_format):
             print(f"warning: {remark}", file=sys.stderr)
         return _speak_into(speaker, request, options, format, captions)
 
@@ -154,7 +155,7 @@ def _request(options: Any) -> SpeechRequest:
     given = {name: value for name, value in vars(options).items() if name in RequestFields.__annotations__}
     given["options"] = _options(options.option or [])
     try:
-        request = speech_request(_read_text(options.text, options.file), options.voice, **given)
+        request = speech_request(read_text(options.text, options.file), options.voice, **given)
     except InvalidReference as error:
         from sonoro.models import registry
 
@@ -182,23 +183,6 @@ def _load(options: Any, quantization: str) -> LoadedModel:
     loaded = registry.load(options.model, device=options.device, dtype=options.dtype, **how)
     spare_threads(loaded)
     return loaded
-
-
-def _read_text(text: str | None, file: Path | None) -> str:
-    if (text is None) == (file is None):
-        raise InvalidRequest("text", text or "", "give either a text (- reads stdin) or --file")
-    try:
-        if file is not None:
-            return file.read_text(encoding="utf-8-sig")  # without a byte order mark
-        if text != "-":
-            return str(text)
-        if sys.stdin is None:
-            raise InvalidRequest("text", text, "stdin is closed")
-        return sys.stdin.buffer.read().decode("utf-8-sig")
-    except OSError as error:
-        raise InvalidRequest("file", str(file), f"it must be a readable file ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        raise InvalidRequest("text", str(file or "stdin"), f"it must be UTF-8 ({error.reason})") from error
 
 
 def _options(pairs: list[str]) -> dict[str, OptionValue]:

@@ -21,6 +21,9 @@ from sonoro.core.events import Fault, Word
 FinishReason = Literal["stop", "length", "runaway", "cancelled", "error"]
 """`stop`: the model emitted its end; `length`: the caller's `max_frames`; `runaway`: the bound from the text."""
 
+TextFormat = Literal["auto", "plain", "markdown", "html"]
+"""How a text is written; "auto" finds out by its marks."""
+
 OnFault = Literal["mark", "retry", "continue"]
 """How a segment is handled that is faulty by the model's attention: `mark` reports it; `retry` speaks it again before
 any of it is sent; `continue` breaks it off at its last good word while it plays and continues from there."""
@@ -120,6 +123,7 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
     voice: str | None = None
     voice_digest: str | None = None
     language: str | None = None
+    text_format: TextFormat = "auto"
     instructions: str | None = None
     references: tuple[Reference, ...] = ()
     speaker_embedding: tuple[float, ...] | None = None
@@ -139,6 +143,9 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
         for field in ("text", "voice", "language", "instructions"):
             if field == "text" or getattr(self, field) is not None:
                 check_text(field, getattr(self, field))
+        if self.text_format not in get_args(TextFormat):
+            limit = f"it must be {', '.join(get_args(TextFormat)[:-1])} or {get_args(TextFormat)[-1]}"
+            raise InvalidRequest("text_format", self.text_format, limit)
         if not self.is_live and not self.text.strip():
             raise InvalidRequest("text", self.text, "it must hold at least one character that is not white space")
         if not self.is_live and not is_speakable(self.text):
@@ -209,7 +216,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Capabilities of a loaded model, for every layer that must not know which model it is.
 
     `hop`: samples per frame. `max_frames`: bound of a segment. `sampling` has no None. `speaker_embedding_size`: 0 if
-    the model takes no embeddings. `text_normalizer`: "english" if the model reads only what `normalize_english`
+    the model takes no embeddings. `text_normalizer`: "english" if the model reads only what `sonoro.text.read`
     writes, with `respellings`. `attempts`: the default where audio is returned whole. `voice_aliases`: further names,
     in lower case, of `voices`. `lead_in`: samples of silence at the start, fewer than `hop`, which are cut."""
 
@@ -247,6 +254,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         voice = self._voice(request, registered)
         if request.instructions is not None and not self.accepts_instructions:
             raise InvalidRequest("instructions", request.instructions, f"{self.name} does not follow instructions")
+        if request.text_format != "auto" and self.text_normalizer is None:
+            raise InvalidRequest("text_format", request.text_format, f"{self.name} reads a text as it stands")
         if request.max_frames is not None and request.max_frames > self.max_frames:
             raise InvalidRequest("max_frames", request.max_frames, f"at most {self.max_frames} for {self.name}")
         return msgspec.structs.replace(

@@ -14,7 +14,7 @@ from sonoro.core.types import MAX_SEED, SpeechRequest
 from sonoro.engine.request import Request
 from sonoro.models.base import LiveTextModel, Prompt, SpeechModel, Spoken
 from sonoro.models.words import ShowsWords
-from sonoro.text.english.normalize import check_readable
+from sonoro.text.english.readable import check_readable
 from sonoro.text.live_feed import LiveFeed
 from sonoro.text.splitting import (
     SECONDS_PER_LETTER,
@@ -129,7 +129,9 @@ class Prompts:
     def _split(self, params: SpeechRequest) -> Callable[[str], list[SpokenText]]:
         language, most = params.language or "auto", self._config.segment_letters
         return lambda text: [
-            piece for part in self._model.segments(text, language) for piece in split_text(part, language, most)
+            piece
+            for part in self._model.segments(text, language, params.text_format)
+            for piece in split_text(part, language, most)
         ]
 
     def _most_frames(self, request: Request, segment: Segment) -> int:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sonoro.core.errors import ConfigError
-from sonoro.core.types import ModelSpec, Reference, SpeechRequest
+from sonoro.core.types import ModelSpec, Reference, SpeechRequest, TextFormat
 from sonoro.models.shared.codec_choice import CodecChoice
 from sonoro.runtime.sampling import Controls
 from sonoro.text.live_feed import LiveText
@@ -170,8 +170,8 @@ class SpeechModel(Protocol):
     spec: ModelSpec
     codec: Codec
 
-    def segments(self, text: str, language: str) -> list[SpokenText]:
-        """`text` split into segments as the checkpoint needs, and normalised if it needs that."""
+    def segments(self, text: str, language: str, text_format: TextFormat = "auto") -> list[SpokenText]:
+        """`text` split into segments as the checkpoint needs, and read as `text_format` if it needs that."""
 
     def prepare(
         self, request: SpeechRequest, segment: str, index: int, before: Sequence[Spoken], voice: Voice | None

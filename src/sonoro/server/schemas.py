@@ -22,6 +22,7 @@ from sonoro.core.types import (
     ReferenceUse,
     SamplingParams,
     SpeechRequest,
+    TextFormat,
     VoiceMode,
 )
 from sonoro.server.config import OPENAI_VOICES
@@ -115,6 +116,11 @@ class SpeechBody(WithoutNulls, strict=True, extra="allow", allow_inf_nan=False):
         "of mp3, opus and aac, in bits per second; default: by format and rate", MIN_BIT_RATE, MAX_BIT_RATE
     )
     language: str | None = Field(None, description="a language of the model, or auto")
+    text_format: TextFormat = Field(
+        "auto",
+        description="how the input is written, for a model that reads text by classes: the built-in voice",
+        json_schema_extra=_or_null("auto", "plain", "markdown", "html"),
+    )
     seed: int | None = _number("the same seed gives the same speech; default: 0", 0, MAX_SEED)
     temperature: float | None = _number("0 is greedy", 0, 10)
     top_k: int | None = _number("sample from the k most likely codes; 0 keeps all", 0, 1_000_000)
@@ -261,6 +267,7 @@ def speech_request(
         text=body.input,
         voice=voice if uploaded is None else uploaded.name,
         language=body.language,
+        text_format=body.text_format,
         instructions=body.instructions or None,
         references=references,
         speaker_embedding=embedding,

@@ -27,7 +27,7 @@ from sonoro.models import registry
 from sonoro.models.qwen3_tts.live_text import LiveSegment, LiveTokens
 from sonoro.models.qwen3_tts.model import FAMILY
 from sonoro.models.qwen3_tts.prompt import PromptBuilder, TextTokenizer
-from sonoro.text.english.normalize import normalize_english
+from sonoro.text import read
 from sonoro.text.live_feed import LiveFeed
 
 ALPHABETS = (
@@ -132,7 +132,7 @@ def english() -> PromptBuilder:
 def test_a_text_to_be_spelled_out_gives_the_tokens_of_the_whole(english: PromptBuilder) -> None:
     draw = random.Random(2)
     for text in (*TEXTS, *SPOKEN, *JOINED, *random_english(1500, 3)):
-        spoken = normalize_english(text, lowercase=True).text
+        spoken = read(text, lowercase=True).text
         whole = [*english.tokenizer.encode(spoken), english.config.tts_eos_token_id] if spoken else []
         for pieces in splits(text, draw):
             segment = LiveSegment(english)
@@ -144,7 +144,7 @@ def test_a_text_that_is_cut_off_is_cut_between_words(english: PromptBuilder) -> 
     """The ids that were released, then those of the words; all words are spoken, in two segments."""
 
     def encode(text: str) -> list[int]:
-        spoken = normalize_english(text, lowercase=True).text
+        spoken = read(text, lowercase=True).text
         return [*english.tokenizer.encode(spoken), english.config.tts_eos_token_id]
 
     for text in ("The old house by the lake was sold for 5 in May, and see Dr. Smith about it now.", *JOINED):

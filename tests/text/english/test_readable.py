@@ -3,8 +3,7 @@
 import pytest
 
 from sonoro.core.errors import InvalidRequest
-from sonoro.text.english.normalize import check_readable
-from sonoro.text.english.readable import remarks
+from sonoro.text.english.readable import check_readable, remarks
 
 UNREADABLE = {
     "Привет, как дела?": "Cyrillic",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from torch import Tensor
 
 from sonoro.core.errors import InvalidRequest
-from sonoro.core.types import ModelSpec, OptionValue, Reference, SamplingParams, SpeechRequest
+from sonoro.core.types import ModelSpec, OptionValue, Reference, SamplingParams, SpeechRequest, TextFormat
 from sonoro.models.base import Capacity, Codec, SavedVoice, Spoken, Voice
 from sonoro.models.settings import CONTROL_TOKENS
 from sonoro.models.shared.loading import Family
@@ -45,7 +45,7 @@ class FishS2(ReadsText):
     def configure(self, values: Mapping[str, OptionValue]) -> None:
         self._conversations.read_control_tokens(is_on=bool(values[CONTROL_TOKENS.name]))
 
-    def segments(self, text: str, language: str) -> list[SpokenText]:
+    def segments(self, text: str, language: str, text_format: TextFormat = "auto") -> list[SpokenText]:
         """`text` as one segment, or a few speaker turns per segment."""
         return split_turns(text)
 

@@ -2,19 +2,13 @@
 
 The ids equal those of the whole text, however it is cut into pieces. Runs on the CPU."""
 
-import re
 import unicodedata
 
+from sonoro.core.types import TextFormat
+from sonoro.text.joints import last_joint
 from sonoro.text.splitting import SpokenText, joined, spoken_length
 
 from .prompt import PromptBuilder, TextTokenizer
-
-# A space between two plain words, across which no rule of the English normaliser matches, so that each side can be
-# normalised by itself. Not after "Zip" or "sq", nor before what is or may become a Roman numeral.
-_JOINT = re.compile(r"(?<!\S)(?!(?:[Zz]ip|sq) )[A-Za-z][a-z]+ (?=[a-z])(?![ivx]+(?![a-z]))")
-
-# Markup that is read as a whole: the line of a heading, which gets a full stop, and a link, whose address is left out.
-_OPEN = re.compile(r"(?m)(?:^[ \t]*#{1,6}[ \t][^\n]*|\[[^\]\[]*+(?:\]\([^()]*+)?)\Z")
 
 # Combining marks, and characters unknown to this version of Unicode.
 _UNSETTLED = ("Mn", "Mc", "Me", "Cn")
@@ -46,12 +40,11 @@ class LiveTokens:
 
 class LiveSegment:
     """`LiveText` of one segment: the ids are those that `PromptBuilder.build` uses, end of text included.
-    With a normaliser, text is released up to the last space between two plain words, not in a heading or link: what
-    follows may still change how a number or a sign is read."""
+    With a normaliser, text is released up to the last joint: what follows may still change how the rest is read."""
 
-    def __init__(self, prompts: PromptBuilder) -> None:
+    def __init__(self, prompts: PromptBuilder, text_format: TextFormat = "auto") -> None:
         self.max_letters = prompts.config.max_segment_letters
-        self._prompts = prompts
+        self._prompts, self._format = prompts, text_format
         self._tokens = LiveTokens(prompts.tokenizer)
         self._parts: list[SpokenText] = []
         # Text that is not given to the tokeniser yet, and at which character of all text it begins.
@@ -64,25 +57,25 @@ class LiveSegment:
 
     def letters(self, text: str) -> int:
         """Length of `text` in letters, once normalised."""
-        return spoken_length(self._prompts.spell_out(text).text)
+        return spoken_length(self._prompts.spell_out(text, self._format).text)
 
     def feed(self, text: str) -> list[int]:
         """Append `text`; returns the ids that are now settled."""
         self._raw += text
         if self._prompts.config.text_normalizer is None:
             return self._give(SpokenText(self._raw), len(self._raw))
-        joints = reversed([found.end() for found in _JOINT.finditer(self._raw)])
-        cut = next((end for end in joints if not _OPEN.search(self._raw, 0, end)), 0)
+        cut, is_sentence = last_joint(self._raw)
         if not cut:
             return []
-        spoken = self._prompts.normalize(self._raw[:cut])
-        # The full stop is not of the text; the space between the plain words is.
-        joint = SpokenText(" ").moved(cut - 1)
-        return self._give(joined([spoken.part(0, len(spoken.text.removesuffix("."))), joint]), cut)
+        spoken = self._prompts.normalize(self._raw[:cut], self._format)
+        # The full stop is not of the text, unless a list item ends; the space before the next word is.
+        text = spoken.text if is_sentence else spoken.text.removesuffix(".")
+        joint = SpokenText(" " * bool(text)).moved(cut - 1)
+        return self._give(joined([spoken.part(0, len(text)), joint]), cut)
 
     def finish(self) -> list[int]:
         """The remaining ids and the end of text; empty if the segment has nothing to speak."""
-        ids = [*self._give(self._prompts.normalize(self._raw), len(self._raw)), *self._tokens.finish()]
+        ids = [*self._give(self._prompts.normalize(self._raw, self._format), len(self._raw)), *self._tokens.finish()]
         return [*ids, self._prompts.config.tts_eos_token_id] if self._is_spoken or ids else []
 
     def _give(self, spoken: SpokenText, written: int) -> list[int]:

@@ -10,7 +10,16 @@ import torch
 from torch import Tensor
 
 from sonoro.core.errors import InvalidReference
-from sonoro.core.types import ModelSpec, OptionSpec, OptionValue, Reference, SamplingParams, SpeechRequest, VoiceMode
+from sonoro.core.types import (
+    ModelSpec,
+    OptionSpec,
+    OptionValue,
+    Reference,
+    SamplingParams,
+    SpeechRequest,
+    TextFormat,
+    VoiceMode,
+)
 from sonoro.models.base import Capacity, Codec, SavedVoice, Spoken, Voice
 from sonoro.models.settings import CONTROL_TOKENS
 from sonoro.models.shared.loading import Family
@@ -70,9 +79,9 @@ class Qwen3TTS(ReadsText):
         if CONTROL_TOKENS.name in values:
             tokenizer.read_control_tokens(is_on=bool(values[CONTROL_TOKENS.name]))
 
-    def segments(self, text: str, language: str) -> list[SpokenText]:
-        """`text` normalised if the checkpoint needs it, and split into segments of at most `max_segment_letters`."""
-        return split_text(self._prompts.normalize(text), language, self._configs.model.max_segment_letters)
+    def segments(self, text: str, language: str, text_format: TextFormat = "auto") -> list[SpokenText]:
+        """`text`, read if the checkpoint needs that, split into segments of at most `max_segment_letters`."""
+        return split_text(self._prompts.normalize(text, text_format), language, self._configs.model.max_segment_letters)
 
     def prepare(
         self, request: SpeechRequest, segment: str, index: int, before: Sequence[Spoken], voice: Voice | None
@@ -84,7 +93,7 @@ class Qwen3TTS(ReadsText):
         is_in_context = voice is not None and voice.reference_frames is not None
         if request.options["non_streaming_mode"] or is_in_context:
             return None
-        return LiveSegment(self._prompts)
+        return LiveSegment(self._prompts, request.text_format)
 
     def prepare_live(self, request: SpeechRequest, ids: Sequence[int], index: int, voice: Voice | None) -> TalkerPrompt:
         """The prompt of a segment whose text begins with `ids`; the first is in the prompt, the others are pending."""

@@ -18,12 +18,12 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 from torch import Tensor
 
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, InvalidRequest
-from sonoro.core.types import check_text
+from sonoro.core.types import TextFormat, check_text
 from sonoro.models.base import Voice
 from sonoro.nn.configs import read_json
 from sonoro.nn.tokenizer import library_border
 from sonoro.runtime.sampling import Controls
-from sonoro.text.english.normalize import NormalizedText, normalize_english
+from sonoro.text.english.reader import Reading, read
 
 from .config import ModelConfig
 
@@ -213,16 +213,16 @@ class PromptBuilder:
         self._line_break = tokenizer.encode("\n")
         self._role = [config.im_start_token_id, config.assistant_token_id, *self._line_break]
 
-    def spell_out(self, text: str) -> NormalizedText:
+    def spell_out(self, text: str, text_format: TextFormat = "auto") -> Reading:
         """`text` normalised as the checkpoint needs, and the characters dropped because it cannot speak them."""
         if self.config.text_normalizer is None:
-            return NormalizedText(text)
-        return normalize_english(text, lowercase=True, respellings=self.config.respellings)
+            return Reading(text)
+        return read(text, text_format, lowercase=True, respellings=self.config.respellings)
 
-    def normalize(self, text: str) -> NormalizedText:
+    def normalize(self, text: str, text_format: TextFormat = "auto") -> Reading:
         """`text` normalised as the checkpoint needs, without characters it cannot speak (perhaps all of them): to warn
         a user, ask `text.english.readable` first."""
-        normalized = self.spell_out(text)
+        normalized = self.spell_out(text, text_format)
         if normalized.dropped:
             logger.info("event=characters_dropped count=%d", len(normalized.dropped))
             # User text goes to the debug log alone: of text in another script this is most of it.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sonoro.core.errors import InvalidRequest
-from sonoro.core.types import ModelSpec, OptionSpec, OptionValue, Reference, SamplingParams, SpeechRequest
+from sonoro.core.types import ModelSpec, OptionSpec, OptionValue, Reference, SamplingParams, SpeechRequest, TextFormat
 from sonoro.models.base import Capacity, Codec, SavedVoice, Spoken, Voice
 from sonoro.models.settings import CONTROL_TOKENS
 from sonoro.models.shared.loading import Family
@@ -97,7 +97,7 @@ class VoxCPM2(ReadsText):
     def load_voice(self, saved: SavedVoice) -> Voice:
         return voice.load_voice(self._config, saved, _PATCHES[str(self._priming)])
 
-    def segments(self, text: str, language: str) -> list[SpokenText]:
+    def segments(self, text: str, language: str, text_format: TextFormat = "auto") -> list[SpokenText]:
         """`text` as one segment, with white space collapsed as in the official front end."""
         whole = SpokenText(text)
         return [joined([whole.part(*found.span()) for found in re.finditer(r"\S+", text)], " ")]

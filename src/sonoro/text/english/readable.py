@@ -3,8 +3,13 @@
 Languages are detected by their most frequent words, which is enough for a warning. Knows no voice."""
 
 import re
+import unicodedata
+from collections import Counter
 
-from sonoro.text.english.normalize import check_readable, normalize_english
+from sonoro.core.errors import InvalidRequest
+from sonoro.core.types import TextFormat
+from sonoro.text.english.line import fold
+from sonoro.text.english.reader import read
 
 _SHOWN = 40
 _MIN_FOREIGN = 2
@@ -39,11 +44,11 @@ _FREQUENT = {
 _LANGUAGES = {language: frozenset(words.split()) for language, words in _FREQUENT.items()}
 
 
-def remarks(text: str) -> tuple[str, ...]:
+def remarks(text: str, text_format: TextFormat = "auto") -> tuple[str, ...]:
     """Warnings about `text` in sentences, mostly none. Raises `InvalidRequest` as `check_readable` does."""
     check_readable(text)
     said = []
-    dropped = normalize_english(text).dropped
+    dropped = read(text, text_format).dropped
     if dropped:
         shown = dropped if len(dropped) <= _SHOWN else dropped[:_SHOWN] + "..."
         count = f"{len(dropped)} character{'s' * (len(dropped) != 1)}"
@@ -62,3 +67,21 @@ def _language(text: str) -> str:
     language = max(found, key=lambda name: (found[name], name == "English"))
     is_foreign = found[language] >= max(_MIN_FOREIGN, found["English"] + 1) and found[language] * 8 >= len(words)
     return language if is_foreign else ""
+
+
+def check_readable(text: str) -> None:
+    """Raise `InvalidRequest`, naming the script, if more letters of `text` are unreadable than readable."""
+    folded, _ = fold(text)
+    # A single Greek letter is read by its name.
+    words = re.findall(r"[^\W\d_a-zA-Z]{2,}|[^\W\d_a-zA-ZͰ-Ͽ]", folded)
+    foreign = Counter(_script(letter) for word in words for letter in word)
+    if foreign.total() > sum(letter.isascii() and letter.isalpha() for letter in folded):
+        [(script, _)] = foreign.most_common(1)
+        raise InvalidRequest("text", text, f"it is written in {script}; this voice reads English, in Latin letters")
+
+
+def _script(letter: str) -> str:
+    """The name of the script of `letter`, by Unicode."""
+    name = unicodedata.name(letter, "an unknown script").split()[0]
+    known = {"CJK": "Chinese characters", "HIRAGANA": "Japanese", "KATAKANA": "Japanese", "HANGUL": "Korean"}
+    return known.get(name, name.title())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from sonoro.text.english.normalize import normalize_english
+from sonoro.text import read
 
 ENGLISH = dict(
     ChainMap(*json.loads((Path(__file__).parents[2] / "assets" / "english.json").read_text("utf-8")).values())
@@ -47,19 +48,21 @@ SPOKEN = {
     "well-known; (really): yes": "well known, really, yes.",
     "one\ntwo\n\nthree": "one two. three.",
     "Café naïve Straße Łódź": "Cafe naive Strasse Lodz.",
-    "10:30:15 and 9:05:01 a.m.": "ten thirty and fifteen seconds and nine oh five and one second ay m.",
-    "7½ or 3 1/2 cups": "seven and one half or three and one half cups.",
+    "10:30:15 and 9:05:01 a.m.": (
+        "ten hours thirty minutes and fifteen seconds and nine hours five minutes and one second ay m."
+    ),
+    "7½ or 3 1/2 cups": "seven and a half or three and a half cups.",
     "5², x³, 10⁶ and 2^8": ("five squared, x cubed, ten to the power of six and two to the power of eight."),
-    "a word¹ and 12 m²": "a word one and twelve meters squared.",
+    "a word¹ and 12 m²": "a word and twelve square meters.",
     "E = mc², 10 km² or 4 cm³, he said²": (
-        "E equals mc squared, ten kilometers squared or four centimeters cubed, he said two."
+        "E equals m c squared, ten square kilometers or four cubic centimeters, he said."
     ),
     "√2, 1e6 and 1.5E-3": (
         "the square root of two, one times ten to the power of six and "
         "one point five times ten to the power of minus three."
     ),
     "6.02e+23 and 1e6a-7e3b": (
-        "six point zero two times ten to the power of twenty three and one e six a seven e three b."
+        "six point zero two times ten to the power of twenty three and one e six ay seven e three b."
     ),
     "2.500,00 € or 1.234,56": (
         "two thousand five hundred euros or one thousand two hundred and thirty four point five six."
@@ -75,7 +78,9 @@ SPOKEN = {
         "two thousand five hundred euros, twelve thousand five hundred euros, "
         "nineteen point nine nine euros, but two point four nine nine dollars."
     ),
-    "2026-11-24T14:30:00Z": "November twenty fourth, twenty twenty six at fourteen thirty and zero seconds U T C.",
+    "2026-11-24T14:30:00Z": (
+        "November twenty fourth, twenty twenty six at fourteen hours thirty minutes and zero seconds U T C."
+    ),
     "$-5 and -$5": "minus five dollars and minus five dollars.",
     "ISBN 978-3-16-148410-0": "I S B N nine seven eight, three, one six, one four eight four one zero, zero.",
     "x ≠ y, ~5 ± 2": "x is not equal to y, about five plus or minus two.",
@@ -88,48 +93,49 @@ SPOKEN = {
 
 @pytest.mark.parametrize(("text", "spoken"), [*SPOKEN.items(), *ENGLISH.items()])
 def test_is_written_out_as_spoken(text: str, spoken: str) -> None:
-    result = normalize_english(text)
+    result = read(text)
     assert result.text == spoken
     assert result.dropped == ""
 
 
 def test_lowercase_is_the_same_words() -> None:
     text = "Dr. Smith met Mr. T at the FBI."
-    assert normalize_english(text, lowercase=True).text == normalize_english(text).text.lower()
+    assert read(text, lowercase=True).text == read(text).text.lower()
 
 
 def test_what_cannot_be_spoken_is_reported_once_in_order() -> None:
-    result = normalize_english("Tokyo is 東京, 東 ☃ ok")
+    result = read("Tokyo is 東京, 東 ☃ ok")
     assert result.text == "Tokyo is, ok."
     assert result.dropped == "東京☃"
 
 
 @pytest.mark.parametrize("text", ["", "  \n", "?!", "...", "—", "☃"])
 def test_nothing_speakable_gives_empty_text(text: str) -> None:
-    assert normalize_english(text).text == ""
+    assert read(text).text == ""
 
 
-def test_any_input_gives_the_alphabet_and_is_stable() -> None:
+def test_any_input_gives_the_alphabet_alone() -> None:
+    """So does what is read of it: a word beside signs may be an abbreviation once they are gone."""
     draw = random.Random(3)
     characters = string.printable + "éß東€£½’“—–…²⁹≠µλ€¥\u200b\u0301"
     for _ in range(2000):
         text = "".join(draw.choices(characters, k=draw.randint(1, 40)))
-        once = normalize_english(text, lowercase=True).text
-        assert re.fullmatch(r"(?:[a-z][a-z.,?!' ]*[.?!])?", once), (text, once)
-        assert normalize_english(once, lowercase=True).text == once, (text, once)
+        once = read(text, lowercase=True).text
+        for said in (once, read(once, lowercase=True).text):
+            assert re.fullmatch(r"(?:[a-z][a-z.,?!' ]*[.?!])?", said), (text, said)
 
 
 def test_long_numbers_and_long_texts_are_quick_and_whole() -> None:
-    assert normalize_english("9" * 40).text.split().count("nine") == 39
-    words = normalize_english("It cost $12.50 at 10:15, he said. " * 2000).text
+    assert read("9" * 40).text.split().count("nine") == 39
+    words = read("It cost $12.50 at 10:15, he said. " * 2000).text
     assert words.count("twelve dollars and fifty cents at ten fifteen") == 2000
 
 
 def test_numbers_too_long_for_words_are_read_digit_by_digit() -> None:
-    assert normalize_english("the 999,999,999,999,999th").text.startswith("the nine hundred and ninety nine trillion")
-    assert normalize_english("the " + "1" * 16 + "th").text == "the" + " one" * 16 + "th."
+    assert read("the 999,999,999,999,999th").text.startswith("the nine hundred and ninety nine trillion")
+    assert read("the " + "1" * 16 + "th").text == "the" + " one" * 16 + "th."
     for text in ("1" * 5000 + "th", "1," * 5000 + "1st", "$" + "1" * 5000 + "m", "1" * 5000 + "0s", "1" * 5000 + "€"):
-        assert set(normalize_english(text).text.split()) >= {"one"}
+        assert "one" in re.findall(r"\w+", read(text).text)
 
 
 @pytest.mark.parametrize(
@@ -178,13 +184,15 @@ def test_any_run_takes_time_in_proportion_to_its_length(run: str) -> None:
     """Eight times the length takes 8 times as long of a processor; by rules that try each place of a run against its
     end, 22 times and more."""
 
+    numbers = itertools.count()  # a text is new each time: the last ones are kept
+
     def taken_s(length: int) -> float:
-        text, began_s = run * (length // len(run)) + "a", time.process_time()
-        normalize_english(text)
+        text, began_s = run * (length // len(run)) + f"a {next(numbers)}", time.process_time()
+        read(text)
         return time.process_time() - began_s
 
     def growth() -> float:
-        return taken_s(20_000) / min(taken_s(2_500) for _ in range(3))
+        return taken_s(10_000) / min(taken_s(1_250) for _ in range(3))
 
     # Again, where others had the processor's caches meanwhile.
     assert any(growth() < 15 for _ in range(3))

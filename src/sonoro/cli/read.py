@@ -1,0 +1,44 @@
+"""`sonoro read`: prints the words of a text as the built-in voice says them. Needs no model."""
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+
+from sonoro.cli.common import TextFormatOption, read_text
+from sonoro.core.types import SpeechRequest, TextFormat
+from sonoro.text import Reading
+from sonoro.text import read as read_english
+
+
+def read(
+    text: Annotated[str | None, typer.Argument(help="what to read; - reads stdin", show_default=False)] = None,
+    *,
+    file: Annotated[Path | None, typer.Option(help="read the text in this file")] = None,
+    text_format: TextFormatOption = None,
+    json_: Annotated[
+        bool, typer.Option("--json", help="print each word with the written text that it is said for")
+    ] = False,
+) -> None:
+    """Print TEXT as the built-in voice will say it: words, and marks of pauses; on stderr what it leaves out."""
+    known = cast("TextFormat", text_format or "auto")
+    request = SpeechRequest(id="", text=read_text(text, file), text_format=known)
+    reading = read_english(request.text, request.text_format)
+    if json_:
+        said = {"text": reading.text, "words": _words(request.text, reading), "dropped": reading.dropped}
+        typer.echo(json.dumps(said, ensure_ascii=False, indent=2))
+        return
+    typer.echo(re.sub(r"([.?!]) ", "\\1\n", reading.text))
+    if reading.dropped:
+        typer.echo(f"left out, as it cannot be said: {reading.dropped}", err=True)
+
+
+def _words(text: str, reading: Reading) -> list[dict[str, str | int]]:
+    """Each word of a reading with its place in the written text."""
+    found: list[dict[str, str | int]] = []
+    for word in re.finditer(r"[\w']+", reading.text):
+        start, end = reading.origins[word.start()][0], reading.origins[word.end() - 1][1]
+        found.append({"word": word[0], "start": start, "end": end, "written": text[start:end]})
+    return found

@@ -1,0 +1,55 @@
+"""Semiotic classes, a file each: how a class is recognised, how it is said, and a table of examples that tests run.
+
+A class module has `STARTS` (the kinds of token that its forms begin with: "digit", "sign", "letter"), `recognise(text,
+at)`, which yields candidates, and `EXAMPLES`. No class knows another's result: where they compete, the costs decide.
+"""
+
+from types import ModuleType
+
+from . import (
+    abbreviation,
+    address,
+    cardinal,
+    chemical,
+    coordinate,
+    date,
+    decade,
+    digits,
+    electronic,
+    fraction,
+    identifier,
+    initialism,
+    math,
+    measure,
+    money,
+    ordinal,
+    range_,
+    roman,
+    telephone,
+    time,
+    version,
+)
+
+CLASSES: tuple[ModuleType, ...] = (
+    abbreviation,
+    address,
+    cardinal,
+    chemical,
+    coordinate,
+    date,
+    decade,
+    digits,
+    electronic,
+    fraction,
+    identifier,
+    initialism,
+    math,
+    measure,
+    money,
+    ordinal,
+    range_,
+    roman,
+    telephone,
+    time,
+    version,
+)

@@ -1,0 +1,125 @@
+"""Abbreviations that are said in full: Dr. Smith, e.g., approx., No. 5, p. 12, w/o."""
+
+import re
+from collections.abc import Iterator
+
+from sonoro.text.english.line import SURE, Candidate, Piece, before
+from sonoro.text.english.tables import pairs
+
+from .common import before_capital, ends_sentence, whole
+
+STARTS = ("letter", "sign", "digit")
+
+
+def _pairs(text: str) -> dict[str, str]:
+    """Written to spoken forms, from "Mr:Mister c/o:care_of" with _ for a space."""
+    return dict(pair.replace("_", " ").split(":") for pair in text.split())
+
+
+_TITLES = pairs(
+    "Mr = Mister | Mrs = Missus | Ms = Miz | Dr = Doctor | Prof = Professor | Capt = Captain | Gen = General | "
+    "Sgt = Sergeant | Lt = Lieutenant | Col = Colonel | Rev = Reverend | Gov = Governor | Sen = Senator | "
+    "Rep = Representative | Maj = Major | Cpl = Corporal | Cmdr = Commander | Adm = Admiral | Hon = Honorable | "
+    "Messrs = Messieurs | Mt = Mount | Ft = Fort | Fr = Father | Sr = Sister | Pres = President | St = Saint | "
+    "Supt = Superintendent | Det = Detective | Insp = Inspector"
+)
+"""Before a name: a dot after them ends no sentence."""
+
+_DOTTED = pairs(
+    "Jr = Junior | Sr = Senior | Inc = Incorporated | Ltd = Limited | Corp = Corporation | Co = Company | "
+    "Dept = Department | approx = approximately | Bldg = Building | Esq = Esquire | Assn = Association | "
+    "Bros = Brothers | Univ = University | Govt = Government | govt = government | misc = miscellaneous | "
+    "Tel = telephone | tel = telephone | etc = et cetera | est = estimated | Est = established | max = maximum | "
+    "min = minimum | avg = average | dept = department | vs = versus | Vs = versus | incl = including | "
+    "excl = excluding | cont = continued | Mfg = Manufacturing | Intl = International | Natl = National | "
+    "temp = temperature | orig = original | abbr = abbreviation | pron = pronounced | Apr = April | Jan = January | "
+    "Feb = February | Mar = March | Jun = June | Jul = July | Aug = August | Sep = September | Sept = September | "
+    "Oct = October | Nov = November | Dec = December | Mon = Monday | Tue = Tuesday | Tues = Tuesday | "
+    "Wed = Wednesday | Thu = Thursday | Thurs = Thursday | Fri = Friday | cf = compare | viz = namely | ibid = ibid | "
+    "Ave = Avenue | Blvd = Boulevard | Rd = Road | Ln = Lane | Hwy = Highway | Pkwy = Parkway | Sq = Square | "
+    "Expy = Expressway"
+)
+"""Expanded if a dot follows, which ends a sentence only before a usual first word."""
+
+_BEFORE_NUMBER = pairs(
+    "apt = apartment | ste = suite | rm = room | bldg = building | hwy = highway | rte = route | fig = figure | "
+    "figs = figures | vol = volume | vols = volumes | ch = chapter | eq = equation | ext = extension | "
+    "nos = numbers | ep = episode | p = page | pp = pages | ver = version | art = article | sec = section | "
+    "para = paragraph | no = number | tbl = table | app = appendix | pg = page | pgs = pages | ln = line"
+)
+_NEEDS_DOT = frozenset(["p", "pp", "art", "sec", "para", "no", "app", "ln"])
+_WORDS = pairs(
+    "w/o = without | etc = et cetera | y/o = years old | c/o = care of | b/c = because | n/a = not applicable | "
+    "N/A = not applicable | Ctrl = Control | aka = also known as | a.k.a. = also known as | e.g. = for example | "
+    "i.e. = that is | vs = versus | Mr = Mister | Mrs = Missus | Ms = Miz | Prof = Professor | 4K = four K | "
+    "8K = eight K | and/or = and or | he/she = he or she | him/her = him or her | his/her = his or her | "
+    "she/he = she or he | s/he = she or he | mins = minutes | secs = seconds | hrs = hours | yrs = years | "
+    "wks = weeks | NE = northeast | NW = northwest | SE = southeast | SW = southwest"
+)
+_WORD = re.compile(
+    "(?:" + "|".join(re.escape(word) for word in sorted(_WORDS, key=len, reverse=True)) + r")(?![\w/])(?P<comma>,?)"
+)
+_TITLE = re.compile(rf"(?P<word>{'|'.join(_TITLES)})(?P<dot>\.?)(?=\s(?:[A-Z]|& |and [A-Z]))")
+_WITH_DOT = re.compile(rf"(?P<word>{'|'.join(sorted(_DOTTED, key=len, reverse=True))})\.(?P<comma>,?)")
+_NUMBERED = re.compile(
+    rf"(?P<word>(?i:{'|'.join(sorted(_BEFORE_NUMBER, key=len, reverse=True))}))(?P<dot>\.?)\s?"
+    r"(?=#?\d|(?-i:[IVXL]+)(?![\w]))"
+)
+_WITH = re.compile(r"w/\s?(?=\w)")
+_AGAINST = re.compile(r"vs?\.?(?= [A-Z])")
+_HASH = re.compile(r"(?:#|№\s?)(?=\d)")
+_CONTEXT = re.compile(r"[\w']$")
+_CONTEXT_2 = re.compile(r"[A-Z][a-z]+ $")
+_CONTEXT_3 = re.compile(r"[/.]$")
+
+
+def recognise(text: str, at: int) -> Iterator[Candidate]:
+    context = before(text, at, 1)
+    if _CONTEXT.search(context):
+        return
+    if found := _HASH.match(text, at):
+        yield whole(found, SURE, "number")
+    if (found := _AGAINST.match(text, at)) and _CONTEXT_2.search(before(text, at)):
+        yield whole(found, SURE, "versus")
+    if found := _WITH.match(text, at):
+        yield whole(found, SURE, "with")
+    if (found := _WORD.match(text, at)) and not _CONTEXT_3.search(context):
+        word = found[0].rstrip(",")
+        comma = "," * (found["comma"] != "" or word in ("e.g.", "i.e."))
+        yield _said(found, word, _WORDS[word], comma)
+    if (found := _TITLE.match(text, at)) and _is_title(text, found):
+        yield _said(found, found["word"], _TITLES[found["word"]], "")
+    if found := _WITH_DOT.match(text, at):
+        word = found["word"]
+        is_end = not found["comma"] and (
+            before_capital(text, found.end()) if word == "etc" else ends_sentence(text, found.end())
+        )
+        yield _said(found, word, _DOTTED[word], "." if is_end else found["comma"])
+    if (found := _NUMBERED.match(text, at)) and (found["dot"] or found["word"].lower() not in _NEEDS_DOT):
+        said = _BEFORE_NUMBER[found["word"].lower()]
+        yield _said(found, found["word"], said.capitalize() if found["word"][0].isupper() else said, "")
+
+
+def _is_title(text: str, found: re.Match[str]) -> bool:
+    """Whether it stands before a name: not the Ft of feet, nor the St or Dr of a street, which `address` reads."""
+    if found["word"] == "Sr" and not found["dot"]:
+        return False
+    return bool(found["dot"]) or found["word"] in ("Mr", "Mrs", "Ms", "Dr", "Prof", "Mt", "St")
+
+
+def _said(found: re.Match[str], word: str, said: str, mark: str) -> Candidate:
+    start = found.start()
+    made = [Piece(said, start, start + len(word))]
+    if mark:
+        made.append(Piece(mark, start + len(word), found.end()))
+    return Candidate(found.end(), SURE / 2, tuple(made))
+
+
+EXAMPLES = (
+    ("Dr. Smith and Mrs. O'Brien", "Doctor Smith and Missus O'Brien."),
+    ("nuts, e.g. figs, i.e. fruit, etc.", "nuts, for example, figs, that is, fruit, et cetera."),
+    ("Then Acme Inc. closed.", "Then Acme Incorporated closed."),
+    ("Cats vs. dogs, No. 5, p. 12", "Cats versus dogs, Number five, page twelve."),
+    ("w/o it; w/ it; and/or", "without it, with it, and or."),
+    ("Fig. 3 and #7", "Figure three and number seven."),
+)

@@ -1,0 +1,125 @@
+"""Postal addresses: 1428 Elm St., 708 N 1st St, Santa Clara, CA 95051."""
+
+import re
+from collections.abc import Iterator
+
+from sonoro.text.english.line import SURE, Candidate, Piece, after, before
+from sonoro.text.english.numbers import digits, grouped, ordinal
+from sonoro.text.english.tables import pairs
+
+from .common import whole
+from .initialism import spell
+
+STARTS = ("digit", "letter")
+
+_STREETS = pairs(
+    "Ave = Avenue | Blvd = Boulevard | Rd = Road | Ln = Lane | Hwy = Highway | Pkwy = Parkway | St = Street | "
+    "Dr = Drive | Ct = Court | Pl = Place | Expy = Expressway | Sq = Square | Ter = Terrace | Cir = Circle | "
+    "Fwy = Freeway | Tpke = Turnpike"
+)
+_FULL = "Street|Avenue|Road|Drive|Lane|Boulevard|Court|Place|Way|Highway|Parkway|Square|Terrace|Circle|Expressway"
+_KINDS = "|".join(sorted(_STREETS, key=len, reverse=True))
+_COMPASS = pairs(
+    "N = North | E = East | S = South | W = West | NE = Northeast | NW = Northwest | SE = Southeast | SW = Southwest"
+)
+_STREET = re.compile(
+    rf"(?P<number>\d{{1,5}})(?P<letter>[A-Z]?)\s(?:(?P<side>[NSEW]|NE|NW|SE|SW)\.?\s)?(?P<name>(?:(?:[A-Z][\w'.]*|\d{{1,3}}(?:st|nd|rd|th)|de|la|del|of|the)\s){{1,4}}?)"
+    rf"(?P<kind>(?i:{_KINDS})|{_FULL})(?![A-Za-z])(?P<dot>\.)?"
+)
+_AFTER_NAME = re.compile(rf"(?P<kind>{_KINDS})(?![A-Za-z])(?P<dot>\.)?")
+_NAME_BEFORE = re.compile(r"\b[A-Z][a-z'.]*\s$")
+_STATES = pairs(
+    "AL = Alabama | AK = Alaska | AZ = Arizona | AR = Arkansas | CA = California | CO = Colorado | CT = Connecticut | "
+    "DE = Delaware | FL = Florida | GA = Georgia | HI = Hawaii | ID = Idaho | IL = Illinois | IN = Indiana | "
+    "IA = Iowa | KS = Kansas | KY = Kentucky | LA = Louisiana | ME = Maine | MD = Maryland | MA = Massachusetts | "
+    "MI = Michigan | MN = Minnesota | MS = Mississippi | MO = Missouri | MT = Montana | NE = Nebraska | NV = Nevada | "
+    "NH = New Hampshire | NJ = New Jersey | NM = New Mexico | NY = New York | NC = North Carolina | "
+    "ND = North Dakota | OH = Ohio | OK = Oklahoma | OR = Oregon | PA = Pennsylvania | RI = Rhode Island | "
+    "SC = South Carolina | SD = South Dakota | TN = Tennessee | TX = Texas | UT = Utah | VT = Vermont | "
+    "VA = Virginia | WA = Washington | WV = West Virginia | WI = Wisconsin | WY = Wyoming | DC = D C"
+)
+_UNSURE = frozenset(["HI", "ID", "IN", "LA", "MA", "ME", "OH", "OK", "OR", "PA"])
+_STATE = re.compile(
+    rf"(?P<state>{'|'.join(_STATES)})(?![A-Za-z]|\.[A-Za-z])"
+    r"(?:(?P<comma>,?) (?P<zip>\d{5})(?P<more>-\d{4})?(?!\d))?"
+)
+_ZIP = re.compile(r"(?P<word>(?i:zip(?: code)?):?) (?P<zip>\d{5})(?P<more>-\d{4})?(?!\d)")
+_POSTCODE = re.compile(r"[A-Z]{1,2}\d[A-Z\d]? \d[A-Z]{2}(?![\w])")
+_CONTEXT = re.compile(r"[\w.,$£€#/-]$")
+_CONTEXT_2 = re.compile(r"[a-z], $")
+
+
+def recognise(text: str, at: int) -> Iterator[Candidate]:
+    context = before(text, at)
+    if _CONTEXT.search(context):
+        return
+    if (found := _STREET.match(text, at)) and not found["name"].endswith((". ", " the ", " of ")):
+        yield _street(text, found)
+    if (found := _AFTER_NAME.match(text, at)) and _NAME_BEFORE.search(context) and _is_street(text, found):
+        yield whole(
+            found, SURE / 4, _STREETS[found["kind"]], mark="." * (bool(found["dot"]) and _ends(text, found.end()))
+        )
+    if found := _STATE.match(text, at):
+        is_placed = _CONTEXT_2.search(context) and re.match(r"\s*(?:[.,;)\n]|$)", after(text, found.end()))
+        if found["zip"]:
+            more = f", {digits(found['more'])}" if found["more"] else ""
+            yield whole(found, SURE, f"{_STATES[found['state']]} {digits(found['zip'])}{more}")
+        elif is_placed and found["state"] not in _UNSURE:
+            yield whole(found, SURE / 2, _STATES[found["state"]])
+    if found := _ZIP.match(text, at):
+        yield whole(
+            found, SURE, f"zip code {digits(found['zip'])}" + (f", {digits(found['more'])}" if found["more"] else "")
+        )
+    if found := _POSTCODE.match(text, at):
+        yield whole(
+            found, SURE, " ".join(digits(sign) if sign.isdecimal() else spell(sign) for sign in found[0] if sign != " ")
+        )
+
+
+def _street(text: str, found: re.Match[str]) -> Candidate:
+    made = [Piece(grouped(found["number"]), *found.span("number"))]
+    if found["letter"]:
+        made.append(Piece(found["letter"], *found.span("letter")))
+    if found["side"]:
+        made.append(Piece(_COMPASS[found["side"]], *found.span("side")))
+    for word in re.finditer(r"\S+", found["name"]):
+        start, end = word.start() + found.start("name"), word.end() + found.start("name")
+        number = re.fullmatch(r"(\d+)(?:st|nd|rd|th)", word[0])
+        said = (
+            ordinal(number[1])
+            if number
+            else "Saint"
+            if word[0] in ("St", "St.")
+            else _COMPASS.get(word[0].rstrip("."), word[0].rstrip("."))
+        )
+        made.append(Piece(said, start, end))
+    kind = found["kind"]
+    made.append(Piece(_STREETS.get(kind.capitalize(), kind), *found.span("kind")))
+    if found["dot"] and _ends(text, found.end()):
+        made.append(Piece(".", *found.span("dot")))
+    return Candidate(found.end(), SURE, tuple(made))
+
+
+def _is_street(text: str, found: re.Match[str]) -> bool:
+    if found["kind"] in ("St", "Dr", "Ct", "Pl", "Ter", "Cir", "Sq"):
+        follows = after(text, found.end())
+        return re.match(
+            r"\s*(?:[,;:.!?)\n]|$)| (?:Apt|Suite|Ste|Unit|and|in|at|near|is|was)\b", follows
+        ) is not None or (bool(found["dot"]) and _ends(text, found.end()))
+    return True
+
+
+def _ends(text: str, at: int) -> bool:
+    return re.match(r"\s*$|\s+[\"'(]*[A-Z]", after(text, at)) is not None
+
+
+EXAMPLES = (
+    ("Nancy lived at 1428 Elm St. It was strange.", "Nancy lived at fourteen twenty eight Elm Street. It was strange."),
+    ("708 N 1st St, San City", "seven oh eight North first Street, San City."),
+    (
+        "2788 San Tomas Expy, Santa Clara, CA 95051",
+        "twenty seven eighty eight San Tomas Expressway, Santa Clara, California nine five zero five one.",
+    ),
+    ("123 Smth St, City, NY", "one twenty three Smth Street, City, New York."),
+    ("Doctor Smith lives on Elm Dr.", "Doctor Smith lives on Elm Drive."),
+)

@@ -1,0 +1,88 @@
+"""Whole and decimal numbers, with a minus sign where one can stand; the reading of a number that no class claims."""
+
+import re
+from collections.abc import Iterator
+
+from sonoro.text.english.line import LIKELY, NUMBER, POSSIBLE, SURE, Candidate, before
+from sonoro.text.english.numbers import cardinal, decimal, year
+
+from .common import NUMBER as FORM
+from .common import SCALE, pieces, whole
+
+STARTS = ("digit", "sign")
+
+_NUMBER = re.compile(rf"(?P<minus>-)?(?P<number>{FORM})(?![\d])")
+_MINUS = re.compile(r"(?:^|[\s(\[{=:;,/\"?!—–]|\bto\s)$")
+_CONTINENTAL = re.compile(r"\d{1,3}(?:\.\d{3}){1,6}+(?:,\d{1,2})?(?![.,]?\d)")
+_SHORT_SCALE = re.compile(rf"(?P<number>{FORM})(?P<scale>[kM]|bn|tn)(?![\w'])")
+_SCALES = {"k": "thousand", "m": "million", "bn": "billion", "tn": "trillion"}
+_SCIENTIFIC = re.compile(r"(\d+(?:\.\d+)?)(?:[eE]([+-]?)(\d{1,3})|\s?(?:[x×*]|·)\s?10\^(-?)(\d{1,3}))(?![\w-])")
+_SPACED = re.compile(r"[1-9]\d{0,2}(?: \d{3}){0,3} 000(?![\w]| ?\d)")
+_GROUPED = re.compile(r"\d{1,3}(?:(['_])\d{3})(?:\1\d{3}){0,5}(?![\w'])|[1-9]\d?(?:,\d\d){1,4},\d{3}(?![\d,])")
+_COMMA = re.compile(r"(?:\d{1,3},\d\d|0,\d)(?![\w]|[.,]\d)")
+_COUNTED = re.compile(rf"\s+(?:{SCALE}|people|times|items|points|votes|men|women|students|users|pages|words)\b")
+_OWNER = re.compile(rf"(?P<number>{FORM})'[sS](?![\w'])")
+_LIKE_YEAR = range(1100, 2100)
+_CONTEXT = re.compile(r"[\w.]$")
+_CONTEXT_2 = re.compile(r"[\w.,']$")
+_CONTEXT_3 = re.compile(r"[\d.,]$")
+
+
+def recognise(text: str, at: int) -> Iterator[Candidate]:
+    if found := _SCIENTIFIC.match(text, at):
+        sign, power = (found[2], found[3]) if found[3] else (found[4], found[5])
+        is_written = found[3] is None or "." in found[1] or "e" in found[0] or bool(found[2])
+        if is_written and not _CONTEXT.search(before(text, at, 1)):
+            minus = "minus " * (sign == "-")
+            yield whole(found, SURE, f"{decimal(found[1])} times ten to the power of {minus}{cardinal(power)}")
+    if found := _SPACED.match(text, at):
+        yield whole(found, LIKELY, cardinal(found[0].replace(" ", "")))
+    if (found := _GROUPED.match(text, at)) and not _CONTEXT_2.search(before(text, at, 1)):
+        yield whole(found, LIKELY, cardinal(re.sub(r"\D", "", found[0])))
+    if (found := _COMMA.match(text, at)) and not _CONTEXT_3.search(before(text, at, 1)):
+        yield whole(found, POSSIBLE, decimal(found[0].replace(",", ".")))
+    if found := _SHORT_SCALE.match(text, at):
+        yield pieces(found, LIKELY, (decimal(found["number"]), "number"), (_SCALES[found["scale"].lower()], "scale"))
+    if found := _CONTINENTAL.match(text, at):
+        groups, _, decimals = found[0].partition(",")
+        if decimals or groups.count(".") > 1:
+            number = groups.replace(".", "") + ("." + decimals if decimals else "")
+            yield whole(found, LIKELY, decimal(number))
+    found = _NUMBER.match(text, at)
+    if found is None or (found["minus"] and not _MINUS.search(before(text, at))):
+        return
+    number = found["number"]
+    if (owner := _OWNER.match(text, at)) and not found["minus"]:
+        yield whole(owner, NUMBER - 1, decimal(owner["number"]) + "'s")
+    if number[0] == "." and _CONTEXT.search(before(text, at, 1)):
+        return
+    minus_sign: tuple[tuple[str, str], ...] = (("minus", "minus"),) if found["minus"] else ()
+    if (
+        len(number) == 4
+        and number.isdecimal()
+        and int(number) in _LIKE_YEAR
+        and not minus_sign
+        and not _COUNTED.match(text, found.end())
+    ):
+        yield whole(found, NUMBER - 1, year(number))
+    yield pieces(found, NUMBER, *minus_sign, (decimal(number), "number"))
+
+
+EXAMPLES = (
+    ("13,000 and 9000", "thirteen thousand and nine thousand."),
+    ("-2 to -0.1", "minus two to minus zero point one."),
+    (".1665", "point one six six five."),
+    ("1.000.000", "one million."),
+    (
+        "3,14 and 1'000 and 12,34,567",
+        "three point one four and one thousand and one million two hundred and thirty four thousand five hundred"
+        " and sixty seven.",
+    ),
+    ("12 000 people", "twelve thousand people."),
+    ("1.234,56", "one thousand two hundred and thirty four point five six."),
+    ("about 1.5M users, 10k stars", "about one point five million users, ten thousand stars."),
+    ("1.5E-3 and 1e6", "one point five times ten to the power of minus three and one times ten to the power of six."),
+    ("agent 007", "agent zero zero seven."),
+    ("1994 and 2100", "nineteen ninety four and two thousand one hundred."),
+    ("2000 people", "two thousand people."),
+)

@@ -1,0 +1,44 @@
+"""Chemical formulas: H₂SO₄, CO2, C6H12O6."""
+
+import re
+from collections.abc import Iterator
+
+from sonoro.text.english.line import SURE, Candidate, Piece, before
+from sonoro.text.english.numbers import cardinal
+
+from .initialism import spell
+
+STARTS = ("letter",)
+
+_ELEMENTS = (
+    "He|Li|Be|Ne|Na|Mg|Al|Si|Cl|Ar|Ca|Sc|Ti|Cr|Mn|Fe|Co|Ni|Cu|Zn|Ga|Ge|As|Se|Br|Kr|Rb|Sr|Zr|Nb|Mo|Ag|Cd|Sn|Sb|Te|Xe|Cs|Ba|Pt|Au|Hg|Pb|Bi|"
+    "H|B|C|N|O|F|P|S|K|V|I|U|W"
+)
+_FORMULA = re.compile(
+    rf"(?=[A-Za-z()]{{1,12}}[\d₀-₉])(?:(?:{_ELEMENTS})(?:[₀-₉]{{1,3}}|\d{{1,3}})?|[()](?:[₀-₉\d]{{1,2}})?){{2,24}}(?![\w-])"
+)
+_PARTS = re.compile(rf"{_ELEMENTS}|[₀-₉\d]+")
+_SUBSCRIPTS = {ord(sign): str(digit) for digit, sign in enumerate("₀₁₂₃₄₅₆₇₈₉")}
+_CONTEXT = re.compile(r"[\w.-]$")
+
+
+def recognise(text: str, at: int) -> Iterator[Candidate]:
+    found = _FORMULA.match(text, at)
+    if (
+        found is None
+        or _CONTEXT.search(before(text, at, 1))
+        or not re.search(r"[A-Z].*[A-Z]|[₀-₉]|^[HNOF]2$|^O3$", found[0])
+    ):
+        return
+    made = []
+    for part in _PARTS.finditer(found[0]):
+        number = part[0].translate(_SUBSCRIPTS)
+        said = cardinal(number) if number.isdecimal() else spell(part[0])
+        made.append(Piece(said, at + part.start(), at + part.end()))
+    yield Candidate(found.end(), SURE, tuple(made))
+
+
+EXAMPLES = (
+    ("H₂SO₄ and H2O", "H two S O four and H two O."),
+    ("CO2, C6H12O6", "C O two, C six H twelve O six."),
+)

@@ -1,0 +1,52 @@
+"""Patterns and helpers that several classes share."""
+
+import re
+
+from sonoro.text.english.line import Candidate, Piece
+
+INTEGER = r"(?>\d{1,3}(?:,\d{3}){1,10}(?!\d)|\d+)"
+NUMBER = rf"(?>{INTEGER}(?:\.\d+)?|\.\d+)"
+"""Atomic: a number is never matched in part, so a pattern with several takes linear time over a long run of digits."""
+
+SCALE = r"(?:hundred|thousand|million|billion|trillion|quadrillion)"
+
+TO = r"\s?(?:-|–|—|--|to|through)\s?"
+DASH = r"\s?(?:-|–|—|--)\s?"
+
+STARTERS = (
+    "A|After|All|Also|An|And|Are|As|At|Before|Both|But|By|Can|Did|Do|Does|Each|Even|For|From|Has|Have|He|Her|Here|His|How|"
+    "However|I|If|In|Is|It|Its|Later|Let|Many|Maybe|Meanwhile|More|Most|My|No|Nobody|Not|Now|On|Once|One|Only|Or|Our|"
+    "Perhaps|Please|She|Since|So|Some|Soon|Still|That|The|Their|Then|There|These|They|This|Those|Though|Thus|To|Today|"
+    "Was|We|Were|What|When|Where|While|Who|Why|Will|With|Yes|Yet|You|Your"
+)
+"""Words that begin a sentence more often than they follow an abbreviation in one."""
+
+_ENDS = re.compile(rf"\s*(?:[\"')\]]*\s*)?(?:$|\n|(?:{STARTERS})\b)")
+_CAPITAL = re.compile(r"[\"')\]]*\s+[\"'(]*[A-Z]")
+
+
+def ends_sentence(text: str, at: int) -> bool:
+    """Whether a sentence ends with the dot of an abbreviation before `at`: at the end, or before a usual first word."""
+    return _ENDS.match(text, at) is not None
+
+
+def before_capital(text: str, at: int) -> bool:
+    """Whether a word with a capital follows, or nothing."""
+    return ends_sentence(text, at) or _CAPITAL.match(text, at) is not None
+
+
+def whole(found: re.Match[str], cost: float, said: str, *, end: int | None = None, mark: str = "") -> Candidate:
+    """A candidate of one piece for all that `found` matched, with a `mark` at its end."""
+    start, stop = found.start(), found.end() if end is None else end
+    pieces = [Piece(said, start, stop)]
+    if mark:
+        pieces.append(Piece(mark, stop - 1, stop))
+    return Candidate(stop, cost, tuple(pieces))
+
+
+def pieces(found: re.Match[str], cost: float, *parts: tuple[str, str | int], mark: str = "") -> Candidate:
+    """A candidate of several pieces, each the words and the group of `found` that they are said for."""
+    made = [Piece(said, *found.span(group)) for said, group in parts if said]
+    if mark:
+        made.append(Piece(mark, found.end() - 1, found.end()))
+    return Candidate(found.end(), cost, tuple(made))

@@ -1,0 +1,199 @@
+"""Dates: January 15, 2020; 22 July 2012; 2006-08-05; 11/17/05; years of an era; quarters."""
+
+import re
+from collections.abc import Iterator
+
+from sonoro.text.english.line import LIKELY, SURE, Candidate, Piece, after, before
+from sonoro.text.english.numbers import cardinal, ordinal, year
+from sonoro.text.english.tables import pairs
+
+from .common import ends_sentence, pieces, whole
+
+STARTS = ("digit", "letter")
+
+MONTHS = "January February March April May June July August September October November December".split()  # noqa: SIM905
+_NUMBER_OF = {part.lower(): number for number, name in enumerate(MONTHS) for part in (name, name[:3], name[:4])}
+DAYS = pairs(
+    "mon = Monday | tue = Tuesday | tues = Tuesday | tu = Tuesday | wed = Wednesday | thu = Thursday | "
+    "thur = Thursday | thurs = Thursday | fri = Friday | sat = Saturday | sun = Sunday"
+)
+_SHORT = "Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec"
+_MONTH = rf"(?P<month>(?i:{'|'.join(MONTHS)}|sept|{_SHORT}))(?![a-zA-Z])(?P<dot>\.)?"
+_DAY = r"(?P<day>0?[1-9]|[12]\d|3[01])(?P<th>st|nd|rd|th)?(?![\d:%]|[.,]\d|\s?(?:%|[ap]\.?m\b))"
+_YEAR = r"(?P<year>(?:1\d|20|21)\d\d)(?![\d%]|[.,]\d)"
+_MONTH_FIRST = re.compile(rf"{_MONTH}(?P<gap>[ -]){_DAY}(?:(?P<comma>,?)[ -]{_YEAR})?")
+_DAY_FIRST = re.compile(rf"(?:the )?{_DAY}(?P<gap>[ -])(?:of )?{_MONTH}(?:(?P<comma>,?)[ -]{_YEAR})?")
+_MONTH_YEAR = re.compile(rf"{_MONTH}(?P<comma>,?) (?P<year>(?:1[0-9]|20|21)\d\d)(?![\d%]|[.,]\d)")
+_DASHED_DAYS = re.compile(
+    rf"{_MONTH} (?P<from>\d{{1,2}})\s?(?:-|–|to)\s?(?P<day>\d{{1,2}})(?![\d:]|[.,]\d)(?:(?P<comma>,?) {_YEAR})?"
+)
+_ISO = re.compile(
+    r"(?P<year>1[1-9]\d\d|20\d\d)(?P<sign>[-/.])(?P<month>1[0-2]|0?[1-9])(?P=sign)(?P<day>[12]\d|3[01]|0?[1-9])(?![\d])(?![-/.]\d)"
+)
+_BACKWARD = re.compile(
+    r"(?P<one>0?[1-9]|[12]\d|3[01])(?P<sign>[-/.])(?P<two>0?[1-9]|[12]\d|3[01])(?P=sign)(?P<year>(?:1[5-9]|20|21)\d\d|\d\d)(?![\d])(?![-/.]\d)"
+)
+_SHORT_DATE = re.compile(r"(?P<one>1[0-2]|0?[1-9])/(?P<two>0?[1-9]|[12]\d|3[01])(?![\d/])")
+_DAY_NAME = r"(?:Mon|Tues?|Wed|Thu(?:rs?)?|Fri|Sat|Sun)"
+_WEEKDAY = re.compile(
+    rf"(?P<name>{_DAY_NAME}|Tu)(?P<dot>\.)?(?=,? (?:\(?\d|{_SHORT})|\s?[-–]\s?{_DAY_NAME}|\.? ?(?:at|from) \d)(?![a-z])"
+)
+_DAYS_TO = re.compile(rf"(?P<one>{_DAY_NAME})\.?\s?[-–]\s?(?P<two>{_DAY_NAME})(?![a-z])(?:\.(?! [A-Z]|$))?")
+_ERA = re.compile(r"(?P<year>\d{1,4})s?\s?(?P<era>B\.?C\.?E\.?|B\.?C\.?|A\.?D\.?|C\.?E\.?)(?![A-Za-z])")
+_ERA_FIRST = re.compile(r"(?P<era>A\.?D\.?) (?P<year>\d{1,4})(?!\d)")
+_QUARTER = re.compile(
+    r"(?:(?P<first>[1-4])Q|Q(?P<second>[1-4]))(?:(?:\s?|\s?FY\s?|\s?of\s)(?P<year>(?:19|20)\d\d|'?\d\d)(?![\d%]|[.,]\d))?(?![\w])"
+)
+_FISCAL = re.compile(r"(?P<fy>FY)\s?'?(?P<year>(?:19|20)\d\d|\d\d)(?!\d)")
+_ABBREVIATED = re.compile(r"(?P<word>fl|ca|c|b|d|r|est|cir)\. ?(?=(?:1\d|20)\d\ds?\b)")
+_ABBREVIATIONS = pairs(
+    "fl = flourished | ca = circa | c = circa | cir = circa | b = born | d = died | r = reigned | est = established"
+)
+_CONTEXT = re.compile(r"[\w$£€]$|\d[.,/:-]$")
+_CONTEXT_2 = re.compile(r"[\w.,/:$£€-]$")
+_CONTEXT_3 = re.compile(r"(?i)\bthe\s$")
+_CONTEXT_4 = re.compile(r"\bin $")
+
+
+def recognise(text: str, at: int) -> Iterator[Candidate]:
+    if text[at].isdecimal():
+        if not _CONTEXT.search(before(text, at, 2)):
+            yield from _in_digits(text, at)
+        yield from _day_first(text, at)
+    else:
+        yield from _month_first(text, at)
+        yield from _words(text, at)
+
+
+def _month(name: str) -> str:
+    return MONTHS[_NUMBER_OF[name.lower()]]
+
+
+def _is_month(found: re.Match[str], *, is_sure: bool) -> bool:
+    """Whether a name that is a word too (may, march, mar, sun) is a month here."""
+    return found["month"] not in ("may", "march", "mar", "dec", "sep", "oct", "MAY", "MARCH") or is_sure
+
+
+def _month_first(text: str, at: int) -> Iterator[Candidate]:
+    if found := _DASHED_DAYS.match(text, at):
+        days = (
+            (_month(found["month"]), "month"),
+            (f"{ordinal(found['from'])} to", "from"),
+            (ordinal(found["day"]), "day"),
+        )
+        yield pieces(found, SURE, *days, *_year_of(found))
+    if (found := _MONTH_FIRST.match(text, at)) and _is_month(found, is_sure=bool(found["year"] or found["th"])):
+        yield pieces(found, SURE, (_month(found["month"]), "month"), (ordinal(found["day"]), "day"), *_year_of(found))
+    if (found := _MONTH_YEAR.match(text, at)) and _is_month(found, is_sure=False):
+        yield pieces(found, LIKELY, (_month(found["month"]), "month"), *_year_of(found))
+
+
+def _day_first(text: str, at: int) -> Iterator[Candidate]:
+    found = _DAY_FIRST.match(text, at)
+    if found is None or not _is_month(found, is_sure=bool(found["year"] or found["th"])):
+        return
+    if _CONTEXT_2.search(before(text, at, 1)):
+        return
+    said = ordinal(found["day"])
+    if not _CONTEXT_3.search(before(text, at, 5)):
+        said = "the " + said
+    yield pieces(found, SURE, (said, "day"), (f"of {_month(found['month'])}", "month"), *_year_of(found))
+
+
+def _year_of(found: re.Match[str]) -> tuple[tuple[str, str], ...]:
+    if not found["year"]:
+        return ()
+    comma = ((",", "comma"),) if found["comma"] else ()
+    return (*comma, (year(found["year"]), "year"))
+
+
+def _in_digits(text: str, at: int) -> Iterator[Candidate]:
+    if found := _ISO.match(text, at):
+        month = MONTHS[int(found["month"]) - 1]
+        yield _written_out(found, SURE, f"{month} {ordinal(found['day'])}")
+    if found := _BACKWARD.match(text, at):
+        yield from _backward(found)
+    if (found := _SHORT_DATE.match(text, at)) and re.search(
+        r"(?i)\b(?:on|by|until|since|before|after|due|dated|expires|through|deadline:?|"
+        r"(?:mon|tues?|tu|wed|thurs?|thu|fri|sat|sun)(?:day)?\.?,?) \(?$",
+        before(text, at),
+    ):
+        yield whole(found, LIKELY + 1, f"{MONTHS[int(found['one']) - 1]} {ordinal(found['two'])}")
+    if (found := _QUARTER.match(text, at)) and found["year"]:
+        yield _quarter(found)
+    if found := _ERA.match(text, at):
+        yield pieces(found, LIKELY, *_era(found), mark="." * ends_sentence(text, found.end()) * found[0].endswith("."))
+
+
+def _backward(found: re.Match[str]) -> Iterator[Candidate]:
+    one, two, sign = int(found["one"]), int(found["two"]), found["sign"]
+    is_short = len(found["year"]) == 2
+    if is_short and sign != "/":
+        return
+    if two <= 12 and (sign != "/" or one > 12):
+        yield _written_out(found, LIKELY, f"the {ordinal(found['one'])} of {MONTHS[two - 1]}")
+    elif one <= 12:
+        yield _written_out(found, LIKELY, f"{MONTHS[one - 1]} {ordinal(found['two'])}")
+
+
+def _written_out(found: re.Match[str], cost: float, day: str) -> Candidate:
+    """A date in digits: its day and month, a pause, its year."""
+    start, end, at = *found.span(), found.start("year")
+    made = Piece(day, start, end), Piece(",", at, at), Piece(year(found["year"]), *found.span("year"))
+    return Candidate(end, cost, made)
+
+
+def _era(found: re.Match[str]) -> tuple[tuple[str, str], ...]:
+    era = " ".join("ay" if letter == "A" else letter for letter in found["era"] if letter.isalpha())
+    number = found["year"]
+    said = year(number) if len(number) > 2 else cardinal(number)
+    return ((said, "year"), (era, "era"))
+
+
+def _words(text: str, at: int) -> Iterator[Candidate]:
+    if found := _ERA_FIRST.match(text, at):
+        said, era = _era(found)
+        yield pieces(found, LIKELY, era, said)
+    if found := _DAYS_TO.match(text, at):
+        yield pieces(found, SURE, (f"{DAYS[found['one'].lower()]} to", "one"), (DAYS[found["two"].lower()], "two"))
+    if found := _WEEKDAY.match(text, at):
+        is_word = found["name"] in ("Sat", "Sun") and not found["dot"]
+        if not is_word or re.match(r"(?:, [A-Z]|,? \(?\d|\s?(?:-|–))", after(text, found.end())):
+            yield whole(found, SURE, DAYS[found["name"].lower()])
+    if found := _ABBREVIATED.match(text, at):
+        yield pieces(found, SURE, (_ABBREVIATIONS[found["word"]], "word"))
+    if found := _FISCAL.match(text, at):
+        yield pieces(found, SURE, ("F Y", "fy"), (_short_year(found["year"]), "year"))
+    if (found := _QUARTER.match(text, at)) and (found["year"] or _CONTEXT_4.search(before(text, at))):
+        yield _quarter(found)
+
+
+def _quarter(found: re.Match[str]) -> Candidate:
+    said = f"the {ordinal(found['first'] or found['second'])} quarter"
+    return whole(found, SURE, said + (f" of {_short_year(found['year'])}" if found["year"] else ""))
+
+
+def _short_year(number: str) -> str:
+    digits = number.lstrip("'")
+    return year("20" + digits) if len(digits) == 2 else year(digits)
+
+
+EXAMPLES = (
+    ("January 1 and june 30", "January first and June thirtieth."),
+    (
+        "22 July 2012 or 25th jul 2012",
+        "the twenty second of July twenty twelve or the twenty fifth of July twenty twelve.",
+    ),
+    ("On the 13 Feb. 2007", "On the thirteenth of February two thousand and seven."),
+    ("15-01-2020, 15.01.2020", "the fifteenth of January, twenty twenty, the fifteenth of January, twenty twenty."),
+    ("2006-08-05 and 1998/2/30", "August fifth, two thousand and six and February thirtieth, nineteen ninety eight."),
+    ("10/06/2005, 11/17/05", "October sixth, two thousand and five, November seventeenth, oh five."),
+    ("JAN. 15 2020; Jan-15-2020", "January fifteenth twenty twenty, January fifteenth twenty twenty."),
+    ("April 3, 1999.", "April third, nineteen ninety nine."),
+    ("July 3-5, 2021", "July third to fifth, twenty twenty one."),
+    ("750 BC and AD 79", "seven fifty B C and ay D seventy nine."),
+    ("fl. 1420", "flourished fourteen twenty."),
+    ("Mon-Fri, or Tue, Jan 5", "Monday to Friday, or Tuesday, January fifth."),
+    ("July 1506", "July fifteen oh six."),
+    ("I may go in march", "I may go in march."),
+)

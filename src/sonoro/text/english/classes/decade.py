@@ -1,0 +1,58 @@
+"""Decades and centuries: 1980s, '80s, 1960s-80s, mid-1990s, 1420s."""
+
+import re
+from collections.abc import Iterator
+
+from sonoro.text.english.line import SURE, Candidate, before
+from sonoro.text.english.numbers import cardinal, decade, year
+
+from .common import pieces, whole
+
+STARTS = ("digit", "sign")
+
+_DECADE = re.compile(
+    r"'?(?P<one>(?:1\d|20)\d0|\d0)\s?'?[sS](?P<range>\s?(?:-|–|to)\s?'?(?P<two>(?:1\d|20)\d0|\d0)'?s)?(?![\w'])"
+)
+_YEARS = re.compile(
+    r"(?P<one>1[1-9]\d\d|20\d\d)\s?(?P<dash>-|–|—)\s?(?P<two>\d{4}|\d\d)(?P<s>'?s)?(?![\w%]|[.,]\d|\s?(?:-|–)\d)"
+)
+_CONTEXT = re.compile(r"[\d.,$£€]$")
+_CONTEXT_2 = re.compile(r"(?i)(?:\bthe|\bmid-|\bearly|\blate)\s?$")
+
+
+def recognise(text: str, at: int) -> Iterator[Candidate]:
+    if _CONTEXT.search(before(text, at, 1)):
+        return
+    if found := _DECADE.match(text, at):
+        is_century = found["one"].endswith("00") and len(found["one"]) == 4
+        said = _century(found["one"]) if is_century else decade(found["one"])
+        if found["range"]:
+            yield pieces(found, SURE, (f"{said} to", "one"), (decade(found["two"]), "two"))
+        elif len(found["one"]) == 4 or "'" in found[0] or _CONTEXT_2.search(before(text, at)):
+            yield whole(found, SURE, said)
+    if found := _YEARS.match(text, at):
+        one, two = found["one"], found["two"]
+        later = int(two if len(two) == 4 else one[:2] + two)
+        if later > int(one) and later < 2200:
+            said = (
+                decade(two)
+                if found["s"]
+                else (year(two) if len(two) == 4 else cardinal(two) if two[0] != "0" else year(two))
+            )
+            yield pieces(found, SURE + 1, (year(one), "one"), ("to", "dash"), (said, "two"))
+
+
+def _century(number: str) -> str:
+    return cardinal(number) + "s" if number[1:] == "000" else year(number) + "s"
+
+
+EXAMPLES = (
+    ("the 1980s, '80s and 1910s", "the nineteen eighties, eighties and nineteen tens."),
+    ("1960s-80s, mid-1980s", "nineteen sixties to eighties, mid nineteen eighties."),
+    (
+        "1914–1918, 1980-1986, 1960-80",
+        "nineteen fourteen to nineteen eighteen, nineteen eighty to nineteen eighty six, nineteen sixty to eighty.",
+    ),
+    ("the 2000s", "the two thousands."),
+    ("2011-12", "twenty eleven to twelve."),
+)

@@ -1,0 +1,73 @@
+"""Numbers that are names: read digit by digit (codes, emergency calls) or in pairs (rooms, flights, models)."""
+
+import re
+from collections.abc import Iterator
+
+from sonoro.text.english.line import LIKELY, POSSIBLE, SURE, Candidate, before
+from sonoro.text.english.numbers import digits, grouped
+from sonoro.text.english.tables import pairs
+
+from .common import whole
+
+STARTS = ("digit",)
+
+_RUN = re.compile(r"\d++(?![.,]?\d)")
+_SPELLED = re.compile(
+    r"""(?ix) \b (?: end(?:ing|s)[ ](?:in|with) | codes? | pin | otp | zip | dial(?:ed)? | password | passcode | acct
+    | ref | pnr | ext(?:ension)? | text(?=[ ]\d{5,})
+    | (?:serial | account | reference | confirmation | order | tracking)(?:[ ]number)? )
+    \.? [:#\ ]* (?:is[ ]|was[ ])? \#? $"""
+)
+_CALL = re.compile(r"(?i)\b(?:call|calls|called|calling|dial|ring|phone)\s$")
+_PAIRED = re.compile(
+    r"(?i)\b(?:room|rooms|suite|apartment|apt\.?|flight|flights|route|highway|interstate|bus|gate|channel|boeing|airbus|"
+    r"tram|train|port|error|status|locker|unit|peugeot|porsche|building)\s#?$"
+)
+_NAMED = re.compile(r"(?<![\w.$£€&-])(?!(?:AD|BC|CE|USD|EUR|GBP|CHF|JPY|ISBN|FY) )[A-Z]{2,5}\s$")
+"""Capitals before a number that names a model, a standard, a flight."""
+
+_EMERGENCY = re.compile(r"(?:911|999|112|411|311|211|988)(?![.,]?\d|[-–/:]\d)")
+_SPECIAL = re.compile(r"(?:24/7|9/11|50[-/]50|20[-/]20|401\(?k\)?|1040|1099|747|737|757|767|777|787)(?![\w/-])")
+_ERROR = re.compile(r"[45]\d\d(?= (?:error|not found|page)s?\b)", re.IGNORECASE)
+_SAID = pairs(
+    "24/7 = twenty four seven | 9/11 = nine eleven | 50/50 = fifty fifty | 50-50 = fifty fifty | "
+    "20-20 = twenty twenty | 20/20 = twenty twenty | "
+    "401k = four oh one K | 401(k) = four oh one K"
+)
+_CONTEXT = re.compile(r"[\w/.,$£€]$|\d[-\s]$")
+_CONTEXT_2 = re.compile(r"[\d.,]$")
+
+
+def recognise(text: str, at: int) -> Iterator[Candidate]:
+    if (found := _SPECIAL.match(text, at)) and not _CONTEXT.search(before(text, at, 2)):
+        said = _SAID.get(found[0]) or grouped(found[0])
+        yield whole(found, SURE if found[0] in _SAID else POSSIBLE, said)
+    if found := _ERROR.match(text, at):
+        yield whole(found, LIKELY, grouped(found[0]))
+    if found := _EMERGENCY.match(text, at):
+        yield whole(found, SURE if _CALL.search(before(text, at)) else NOT_CALLED, digits(found[0]))
+    found = _RUN.match(text, at)
+    if found is None or _CONTEXT_2.search(before(text, at, 1)):
+        return
+    context = before(text, at)
+    if _SPELLED.search(context):
+        yield whole(found, SURE, digits(found[0]))
+    elif (
+        (_PAIRED.search(context) or _NAMED.search(context))
+        and 3 <= len(found[0]) <= 4
+        and not text.startswith(("-", "–", "'"), found.end())
+    ):
+        yield whole(found, LIKELY, grouped(found[0]))
+
+
+NOT_CALLED = POSSIBLE + 2
+
+EXAMPLES = (
+    ("Call 911", "Call nine one one."),
+    ("Room 404, Room 215", "Room four oh four, Room two fifteen."),
+    ("Flight 370 from gate 12", "Flight three seventy from gate twelve."),
+    ("your card ending in 8876", "your card ending in eight eight seven six."),
+    ("open 24/7 since 9/11", "open twenty four seven since nine eleven."),
+    ("a Boeing 747", "a Boeing seven forty seven."),
+    ("The code is 4071.", "The code is four zero seven one."),
+)

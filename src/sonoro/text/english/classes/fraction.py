@@ -1,0 +1,83 @@
+"""Fractions: 1/2, 2 3/4, 3/4ths, and the signs ½ ¼ ⅔."""
+
+import re
+import unicodedata
+from collections.abc import Iterator
+
+from sonoro.text.english.line import LIKELY, POSSIBLE, SURE, Candidate, before
+from sonoro.text.english.numbers import cardinal, decimal, grouped, ordinal
+
+from .common import pieces, whole
+
+STARTS = ("digit", "sign")
+
+_SLASHED = re.compile(
+    r"(?:(?P<whole>\d{1,4})(?:\s|-)(?=\d))?(?P<part>(?P<top>\d{1,6})\s?/\s?(?P<bottom>\d{1,6})"
+    r"(?P<th>(?:st|nd|rd|th|ST|ND|RD|TH)s?\b)?)(?![\d/]|[.,]\d)"
+)
+_RATED = re.compile(
+    r"(?<![\d/.,])(?P<top>10(?=/10)|\d{1,2}\.\d|\d{1,2}(?=/\d+ stars))(?P<of>/)(?P<bottom>5|10|100)(?![\d/]|[.,]\d)"
+)
+_SIGN = re.compile(r"(?P<whole>\d+)?\s?(?P<sign>[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞])")
+_CONTEXT = re.compile(r"[\d/.,$£€]$")
+
+
+def recognise(text: str, at: int) -> Iterator[Candidate]:
+    if found := _SIGN.match(text, at):
+        top, bottom = unicodedata.normalize("NFKD", found["sign"]).replace("⁄", "/").split("/")
+        if found["whole"]:
+            yield pieces(found, SURE, (cardinal(found["whole"]), "whole"), (f"and {mixed(top, bottom)}", "sign"))
+        else:
+            yield whole(found, SURE, simple(top, bottom))
+    if found := _RATED.match(text, at):
+        yield pieces(
+            found, SURE, (decimal(found["top"]), "top"), ("out of", "of"), (decimal(found["bottom"]), "bottom")
+        )
+    found = _SLASHED.match(text, at)
+    if found is None or _CONTEXT.search(before(text, at, 1)) or int(found["bottom"]) == 0:
+        return
+    top, bottom = found["top"], found["bottom"]
+    cost = LIKELY if found["whole"] or found["th"] else POSSIBLE
+    if len(top) == 4 and len(bottom) == 4:
+        cost = POSSIBLE + 1
+    if found["whole"]:
+        yield pieces(found, cost, (cardinal(found["whole"]), "whole"), (f"and {mixed(top, bottom)}", "part"))
+    elif int(top) > int(bottom) > 20 and not found["th"]:
+        yield whole(found, cost, f"{grouped(top)} over {grouped(bottom)}")
+    else:
+        yield whole(found, cost, simple(top, bottom))
+
+
+def simple(top: str, bottom: str) -> str:
+    """A fraction by itself: one half, three quarters, five over one hundred and twenty."""
+    names = _name(bottom)
+    if names is None:
+        return f"{cardinal(top)} over {cardinal(bottom)}"
+    return f"{cardinal(top)} {names[0] if top == '1' else names[1]}"
+
+
+def mixed(top: str, bottom: str) -> str:
+    """A fraction after a whole number: and a half."""
+    return "a half" if (top, bottom) == ("1", "2") else simple(top, bottom)
+
+
+def _name(bottom: str) -> tuple[str, str] | None:
+    number = int(bottom)
+    if number == 2:
+        return "half", "halves"
+    if not 3 <= number <= 100:
+        return None
+    name = "quarter" if number == 4 else ordinal(str(number))
+    return name, name + "s"
+
+
+EXAMPLES = (
+    ("1/2 a cup, 3/4 of it, 2/3", "one half a cup, three quarters of it, two thirds."),
+    ("3 1/2 cups or 2-1/2 cups", "three and a half cups or two and a half cups."),
+    ("7½ or ¾", "seven and a half or three quarters."),
+    ("31/32 and 3 5/2", "thirty one thirty seconds and three and five halves."),
+    ("1/4th", "one quarter."),
+    ("4.5/5 stars", "four point five out of five stars."),
+    ("120/80", "one twenty over eighty."),
+    ("2 142/1", "two and one hundred and forty two over one."),
+)

@@ -1,0 +1,86 @@
+"""Names of letters and digits: B2A23C, x86-64, i7-9700K, a Boeing 747-400, covid-19, MIG-25."""
+
+import re
+from collections.abc import Iterator
+
+from sonoro.text.english.line import LIKELY, POSSIBLE, SURE, Candidate, Piece, before
+from sonoro.text.english.numbers import cardinal, digits, grouped
+
+from .common import whole
+from .initialism import is_spelled, spell
+
+STARTS = ("letter", "digit")
+
+_MIXED = re.compile(r"(?=[\w.-]{0,63}\d)(?=[\w.-]{0,63}[A-Za-z])[A-Za-z\d]{1,32}(?:[-/][A-Za-z\d]{1,32}){0,8}(?![\w@])")
+_MODEL = re.compile(r"(?:7[0-9]7|A3\d0|A\d{3}|MD|DC)-\d{1,4}[A-Z]{0,2}(?![\w-])")
+_HARDWARE = re.compile(r"(?:[\dA-Fa-f]{2}:){5}[\dA-Fa-f]{2}(?![\w:])")
+_CODE = re.compile(r"\d{1,6}(?:[-/]\d{1,6}){2,8}(?![\w])")
+_PARTS = re.compile(r"[A-Za-z]+|\d+|[-/]")
+_CODED = re.compile(r"(?i)\b(?:pnr|otp|code|ref|id|serial|plate|vin)(?: is)?:? $")
+_WORDS = re.compile(r"[a-z]{3,}|[A-Z][a-z]+|in|of|to|on|by|at|or|up|is|it|no|so|an|as")
+_CONTEXT = re.compile(r"[\w$£€#@.]$|\d[,:/-]$")
+
+
+def recognise(text: str, at: int) -> Iterator[Candidate]:
+    context = before(text, at)
+    if _CONTEXT.search(context):
+        return
+    if found := _HARDWARE.match(text, at):
+        yield whole(
+            found,
+            SURE / 2,
+            " ".join(digits(sign) if sign.isdecimal() else spell(sign) for sign in found[0] if sign != ":"),
+        )
+    if found := _MODEL.match(text, at):
+        yield _read(found, SURE, is_paired=True)
+    found = _MIXED.match(text, at)
+    if found is None:
+        found = _CODE.match(text, at)
+        if found is not None:
+            yield _read(found, POSSIBLE, is_paired=False)
+        return
+    if not _is_unit_like(found[0]):
+        yield _read(found, LIKELY, is_paired=False, is_code=bool(_CODED.search(context)))
+
+
+def _is_unit_like(name: str) -> bool:
+    """Whether it is a number with a few letters behind it (12kg, 5pm, 1st), which other classes read."""
+    return (
+        re.search(r"^\d+[sk]$|^\d+(?:st|nd|rd|th)-|\d(?:st|nd|rd|th|ST|ND|RD|TH|am|pm|AM|PM)$|-\d+s$", name) is not None
+    )
+
+
+def _read(found: re.Match[str], cost: float, *, is_paired: bool, is_code: bool = False) -> Candidate:
+    made: list[Piece] = []
+    for part in _PARTS.finditer(found[0]):
+        start, end = part.start() + found.start(), part.end() + found.start()
+        if part[0] == "/":
+            made.append(Piece("slash", start, end))
+        elif part[0] != "-":
+            made.append(
+                Piece(
+                    _said(part[0], is_paired=is_paired or found[0][: part.start()][-1:].isalpha(), is_code=is_code),
+                    start,
+                    end,
+                )
+            )
+    return Candidate(found.end(), cost, tuple(made))
+
+
+def _said(part: str, *, is_paired: bool, is_code: bool) -> str:
+    if part.isdecimal():
+        if (is_code and not part.endswith("000")) or len(part) > 4 or (part[0] == "0" and len(part) > 1):
+            return digits(part)
+        return grouped(part) if len(part) == 4 or (is_paired and len(part) == 3) else cardinal(part)
+    is_word = _WORDS.fullmatch(part) or (len(part) > 1 and part.isupper() and not is_spelled(part))
+    return part if is_word else spell(part)
+
+
+EXAMPLES = (
+    ("a Boeing 747-400", "a Boeing seven forty seven four hundred."),
+    ("x86-64", "x eighty six sixty four."),
+    ("i7-9700K", "i seven ninety seven hundred K."),
+    ("B2A23C", "B two ay twenty three C."),
+    ("covid-19, MIG-25, C24", "covid nineteen, M I G twenty five, C twenty four."),
+    ("your otp is ab9453", "your otp is ay b nine four five three."),
+)

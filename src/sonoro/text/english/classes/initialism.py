@@ -1,0 +1,85 @@
+"""Letters that are spelled: FBI, U.S., TVs, PhD. Words in capitals that are said as words stay."""
+
+import re
+from collections.abc import Iterator
+
+from sonoro.text.english.line import SURE, Candidate, before
+from sonoro.text.english.tables import listed
+
+from .common import ends_sentence, whole
+
+STARTS = ("letter",)
+
+_DOTTED = re.compile(r"(?:[A-Za-z]\.){2,8}(?P<last>[A-Z](?![\w]))?(?P<s>'?s\b)?")
+_CAPITALS = re.compile(r"(?P<letters>[A-Z]{2,6})(?P<s>'?s)?(?![\w])")
+_INITIAL = re.compile(r"[A-Z]\.(?=\s[A-Z])")
+_DEGREE = re.compile(r"(?:Ph\.? ?D|M\.? ?Sc|B\.? ?Sc|M\.? ?D|Ed\.? ?D)(?![A-Za-z])\.?")
+_SHARP = re.compile(r"[A-G]#(?![\w])")
+_AND = re.compile(r"(?P<one>[A-Z]{1,3})&(?P<two>[A-Z]{1,3})(?![\w])")
+_SPELLED = listed(
+    "USA US UK EU UN AI ID IDs IQ UFO CEO CIA FBI USB API APIs FAQ URL OK ASAP RSVP ISBN UCLA HTTP HTTPS IOU ATM EEG "
+    "IRA IRS UI UX IP IT AA IOS AWS IBM UAE EPA ADHD AARP IEEE UAV UDP OSI"
+)
+_SAID = listed(
+    "ACT ADD AGE AGO AHA AIR ALL AM AN AND ANY ARE ARM ART AS ASK AT BAD BE BED BIG BOX BOY BUT BUY BY CAN CAR CAT "
+    "COP DAD DAY DID DO DOG EAR EAT EGG END EYE FAN FAR FEW FIX FOR FUN GET GIF GO GOD GOT GUY HA HAD HAS HAT HE HER "
+    "HEY HIM HIS HIT HO HOT HOW IF IN IS ITS JOB JOY KEY KID LAN LAW LEG LET LIE LOT LOW MAN MAP MAY ME MEN MIX MOM "
+    "MY NET NEW NO NOR NOT NOW OF OFF OH OIL OLD ON ONE OR OUR OUT OW OWN PAN PAY PEN PET PIN PUT RAM RAN RAW RED ROM "
+    "RUN SAD SAT SAW SAY SEA SEE SET SHE SIM SIN SIR SIT SIX SO SON SUN TAX TEA TEN THE TIP TO TOO TOP TOY TRY TWO UH "
+    "UM UP USE WAN WAR WAS WAY WE WET WHO WHY WIN WOW YES YET YOU ZIP"
+)
+"""Words of two or three letters that are said even in capitals."""
+
+_SHOUTED = re.compile(r"\s[A-Z]{2}")
+_CONTEXT = re.compile(r"[\w'&]$")
+_CONTEXT_2 = re.compile(r"[A-Z]{2}[.,!?]?\s$")
+
+
+def recognise(text: str, at: int) -> Iterator[Candidate]:
+    if _CONTEXT.search(before(text, at, 1)):
+        return
+    if (found := _DOTTED.match(text, at)) and not re.match(r"(?:[ap]\.m|e\.g|i\.e)\.", found[0]):
+        letters = [letter for letter in found[0][: found.start("s") - at if found["s"] else None] if letter.isalpha()]
+        said = spell("".join(letters)) + ("'s" if found["s"] else "")
+        is_end = found[0].endswith(".") and len(letters) > 1 and ends_sentence(text, found.end())
+        yield whole(found, SURE / 2, said, mark="." * is_end)
+    if found := _DEGREE.match(text, at):
+        is_end = found[0].endswith(".") and ends_sentence(text, found.end())
+        if "." in found[0] or found[0] in ("PhD", "MSc", "BSc", "EdD"):
+            yield whole(found, SURE / 2, spell(re.sub(r"[^A-Za-z]", "", found[0]).upper()), mark="." * is_end)
+    if found := _SHARP.match(text, at):
+        yield whole(found, SURE, f"{found[0][0]} sharp")
+    if found := _AND.match(text, at):
+        yield whole(found, SURE, f"{spell(found['one'])} and {spell(found['two'])}")
+    if found := _INITIAL.match(text, at):
+        yield whole(found, SURE, spell(found[0][0]))
+    if (found := _CAPITALS.match(text, at)) and _is_spelled(text, found):
+        yield whole(found, SURE, spell(found["letters"]) + ("'s" if found["s"] else ""))
+
+
+def spell(letters: str) -> str:
+    """Letters by their names. A lone "a" reads as the article, so the letter is written as it sounds."""
+    return " ".join("ay" if letter in "aA" else letter for letter in letters if letter.isalpha())
+
+
+def is_spelled(letters: str) -> bool:
+    """Whether capitals are spelled rather than said as a word: FBI and HTTP, not NASA."""
+    return letters in _SPELLED or not set(letters) & set("AEIOUY") or (len(letters) <= 3 and letters not in _SAID)
+
+
+def _is_spelled(text: str, found: re.Match[str]) -> bool:
+    letters = found["letters"]
+    if letters in _SPELLED or not set(letters) & set("AEIOUY"):
+        return True
+    is_shouted = bool(_SHOUTED.match(text, found.end()) or _CONTEXT_2.search(before(text, found.start(), 4)))
+    return is_spelled(letters) and not is_shouted
+
+
+EXAMPLES = (
+    ("the FBI and the U.S. use TVs", "the F B I and the U S use T V's."),
+    ("NASA, AT&T and DNA", "NASA, ay T and T and D N ay."),
+    ("He went to the U.S. Then he left.", "He went to the U S. Then he left."),
+    ("Jan 3rd, a Ph.D.", "January third, a P H D."),
+    ("DO NOT RUN", "DO NOT RUN."),
+    ("C. S. Lewis", "C S Lewis."),
+)

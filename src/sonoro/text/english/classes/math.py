@@ -1,0 +1,131 @@
+"""Formulas: x^2 + 2x - 1, 2a - 3 = x - 1, f(x) = 5, 1-2=5, x², √2, 2*8."""
+
+import re
+from collections.abc import Iterator
+
+from sonoro.text.english.line import LIKELY, SURE, Candidate, Piece, before
+from sonoro.text.english.numbers import cardinal, decimal
+from sonoro.text.english.tables import pairs
+
+from .common import NUMBER, whole
+from .initialism import spell
+
+STARTS = ("letter", "digit", "sign")
+
+_LETTERS = "αβγδεθλμπρστφωΔΣΩ"
+_NAMES = "sin|cos|tan|log|ln|exp|lim|max|min|mod|det"
+_TERM = rf"(?:{NUMBER}|[a-z]{{2}}(?=[²³⁰-⁹^])|(?:{_NAMES})(?![A-Za-z])|[A-Za-z](?![A-Za-z'])|[{_LETTERS}]|√)"
+_SUPER = r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]{1,6}"
+_OPERATOR = r"(?:<=|>=|==|!=|[-+*/=<>^×÷·±≠≤≥≈−–])"
+_FOLLOWING = (
+    rf"{_TERM}|{_SUPER}|[()](?=[\w\s()=+*/^.,;:-])|!(?=\s?[=+*/-])"
+    rf"|\s?{_OPERATOR}\s?[-(]{{0,2}}(?=\w|√|\.\d|[{_LETTERS}])"
+)
+_FORMULA = re.compile(rf"[-(]{{0,3}}{_TERM}(?:(?>{_FOLLOWING})){{1,80}}\)?(?![\w'])")
+"""A term and what can follow one: each step has one way to match, so a formula that fails at its end fails quickly."""
+
+_PIECES = re.compile(rf"{NUMBER}|(?:{_NAMES})(?![A-Za-z])|[A-Za-z{_LETTERS}]|{_SUPER}|<=|>=|==|!=|[^\w\s]")
+_POWER = re.compile(rf"(?P<base>[A-Za-z]{{1,2}}|{NUMBER})(?P<power>{_SUPER}|\^-?\d{{1,4}}|\^[A-Za-z](?![A-Za-z]))")
+_CALL = re.compile(rf"(?:{_NAMES}|[fghFGHP])\((?:[a-z]|{NUMBER}|[θφ])(?:,\s?(?:[a-z]|{NUMBER})){{0,3}}\)(?![\w])")
+_ROOT = re.compile(rf"√\s?(?P<of>{NUMBER}|[A-Za-z](?![A-Za-z]))")
+_PLAIN = re.compile(rf"{NUMBER}\s?(?:[+*×÷]|\s/\s)\s?{NUMBER}(?:\s?[-+*/×÷]\s?{NUMBER}){{0,20}}(?![\w])")
+_SAID = pairs(
+    "+ = plus | - = minus | − = minus | – = minus | * = times | × = times | · = times | / = over | ÷ = divided by | "
+    "= = equals | == = equals | < = is less than | > = is greater than | <= = is at most | >= = is at least | "
+    "!= = is not equal to | ≠ = is not equal to | ≤ = is at most | ≥ = is at least | ≈ = is about | "
+    "± = plus or minus | √ = the square root of | ! = factorial | ( = , | ) = , | ^ = to the power of"
+)
+_GREEK = pairs(
+    "α = alpha | β = beta | γ = gamma | δ = delta | ε = epsilon | θ = theta | λ = lambda | μ = mu | π = pi | "
+    "ρ = rho | σ = sigma | τ = tau | φ = phi | ω = omega | Δ = delta | Σ = sigma | Ω = omega"
+)
+_DIGITS = {ord(sign): str(digit) for digit, sign in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")} | {ord("⁻"): "-"}
+_CONTEXT = re.compile(r"[\w.$£€'@#]$")
+
+
+def recognise(text: str, at: int) -> Iterator[Candidate]:
+    context = before(text, at, 2)
+    if _CONTEXT.search(context):
+        return
+    if (found := _FORMULA.match(text, at)) and _is_formula(text, found):
+        yield Candidate(found.end(), SURE, tuple(_read(found[0], at)))
+    if found := _PLAIN.match(text, at):
+        yield Candidate(found.end(), LIKELY, tuple(_read(found[0], at, over="divided by")))
+    if found := _POWER.match(text, at):
+        yield whole(found, LIKELY, f"{_base(found['base'])} {_power(found['power'].lstrip('^').translate(_DIGITS))}")
+    if found := _CALL.match(text, at):
+        yield Candidate(found.end(), LIKELY, tuple(_read(found[0], at)))
+    if found := _ROOT.match(text, at):
+        yield whole(found, LIKELY, f"the square root of {_base(found['of'])}")
+
+
+def _is_formula(text: str, found: re.Match[str]) -> bool:
+    """Whether it holds an equation, a power or a variable between operators, rather than a hyphen or a list."""
+    written = found[0]
+    if re.search(r"[=^√≠≤≥≈]|[⁰¹²³⁴⁵⁶⁷⁸⁹]|<=|>=|\w\s?[<>]\s?\w", written):
+        return True
+    if re.match(r"\s?[=≠≤≥≈]", text[found.end() : found.end() + 2]):
+        return True
+    if (
+        not re.search(r"[a-z]", written)
+        or re.search(r"\d[a-z]\d", written)
+        or re.fullmatch(r"[\d.,]*[A-Za-z]?(?:-[A-Za-z\d]+)*", written)
+    ):
+        return False
+    return re.search(r"[\w)]\s[-+*/]\s[\w(]|\d[a-z]\s?[-+*/]|[a-z]\s?[+*]\s?\w", written) is not None and not re.search(
+        r"\b[aAI]\b", written
+    )
+
+
+def _read(written: str, at: int, *, over: str = "over") -> Iterator[Piece]:
+    is_call = False
+    for found in _PIECES.finditer(written):
+        part, start, end = found[0], at + found.start(), at + found.end()
+        if part[0] in "⁰¹²³⁴⁵⁶⁷⁸⁹⁻":
+            yield Piece(_power(part.translate(_DIGITS)), start, end)
+        elif part == "^":
+            exponent = re.match(r"\^\(?(-?\d+)", written[found.start() :])
+            is_named = exponent is not None and exponent[1] in ("2", "3")
+            if not is_named:
+                yield Piece("to the power of", start, end)
+        elif part in ("2", "3") and written[: found.start()].endswith("^"):
+            yield Piece("squared" if part == "2" else "cubed", start, end)
+        elif part == "(" and re.search(r"[a-zA-Z]$", written[: found.start()]):
+            is_call = True
+            yield Piece("of", start, end)
+        elif part == ")" and is_call:
+            is_call = False
+        elif part == "/":
+            is_numeric = re.search(r"\d\s?$", written[: found.start()]) and re.match(r"\s?\d", written[found.end() :])
+            yield Piece("divided by" if is_numeric else over, start, end)
+        elif part in _SAID:
+            yield Piece(_SAID[part], start, end)
+        elif part in _GREEK:
+            yield Piece(_GREEK[part], start, end)
+        elif part[0].isdecimal() or part[0] == ".":
+            yield Piece(decimal(part), start, end)
+        elif part[0].isalpha():
+            yield Piece(part if len(part) > 1 else spell(part), start, end)
+
+
+def _base(base: str) -> str:
+    return decimal(base) if base[0].isdecimal() or base[0] == "." else base if len(base) > 1 else spell(base)
+
+
+def _power(exponent: str) -> str:
+    if exponent in ("2", "3"):
+        return "squared" if exponent == "2" else "cubed"
+    if exponent.isalpha():
+        return f"to the power of {spell(exponent)}"
+    return f"to the power of {'minus ' * exponent.startswith('-')}{cardinal(exponent.lstrip('-'))}"
+
+
+EXAMPLES = (
+    ("f(x) = x^2 + 2x - 1", "f of x equals x squared plus two x minus one."),
+    ("Solve 2a - 3 = x - 1", "Solve two ay minus three equals x minus one."),
+    ("1-2=5 and y=x +1", "one minus two equals five and y equals x plus one."),
+    ("5², x³, 10⁶ and 2^8", "five squared, x cubed, ten to the power of six and two to the power of eight."),
+    ("2*8, 2+3", "two times eight, two plus three."),
+    ("√2", "the square root of two."),
+    ("E = mc²", "E equals m c squared."),
+)

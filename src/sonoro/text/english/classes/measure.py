@@ -1,0 +1,199 @@
+"""Numbers with units: 12kg, 5 kg/m³, 2-5 lb, 4 1/2 lbs, 25 x 7 m, 5'11", 211 ft 5 in, 20%."""
+
+import re
+from collections.abc import Iterator
+
+from sonoro.text.english.line import LIKELY, SURE, Candidate, after, before
+from sonoro.text.english.numbers import decimal
+from sonoro.text.english.tables import listed
+
+from .common import NUMBER, SCALE, pieces, whole
+from .fraction import mixed, simple
+from .units import unit
+
+STARTS = ("digit", "sign", "letter")
+
+_SYMBOL = r"(?:sq\.? ?(?:ft|m|km|mi)\.?|cu ft|ft-lb|°\s[CF](?![A-Za-z])|[A-Za-zμΩÅ°%‰¢]{1,5})"
+_POWER = r"(?:[²³]|\^[23]|(?<=[a-zA-Z])[23](?!\d))"
+_AMOUNT = (
+    rf"(?P<number>{NUMBER}(?:\s?/\s?\d+(?=\s?(?:lbs?|cups?|tsp|tbsp|in|ft|mi|oz|kg)\b))?)(?:[\s-](?P<fraction>\d/\d{{1,2}}))?(?P<vulgar>[½¼¾⅓⅔⅛])?"
+    rf"(?:\s(?P<scale>{SCALE}))?"
+)
+_RANGE = rf"(?:(?P<low>{NUMBER})(?P<symbol0>\s?(?:%|°[CF]?))?\s?(?P<by>-|–|—|x|×|to)\s?)?"
+_FORM = re.compile(
+    rf"(?P<minus>-)?{_RANGE}{_AMOUNT}(?P<gap>\s?-?)(?P<symbol>{_SYMBOL})(?P<power>{_POWER})?"
+    rf"(?:\s?(?P<per>/|\bper\b|·)\s?(?P<under>[A-Za-zμ]{{1,5}})(?P<under_power>{_POWER})?)?(?![\w'²³])(?P<dot>(?<=[a-z])\.(?=\s+[a-z\d(]|[,;)]))?"
+)
+_ALONE_PER = re.compile(
+    rf"(?P<number>{NUMBER})\s?(?P<per>/)\s?(?P<under>kg|lb|km[23²³]?|mi|m[23²³]|min|hr|h|wk|mo|yr|ml|mL|L|oz|day|hour|minute|second|month|year|week)(?![\w/])"
+)
+_FEET = re.compile(r"(?P<feet>\d{1,3})\s?'\s?(?P<inches>\d{1,2}(?:\.\d+|\s?[½¼¾])?)\s?(?:\"|'')")
+_INCHES = re.compile(rf"(?P<number>{NUMBER})(?:[\s-](?P<fraction>\d/\d{{1,2}}))?\s?\"(?!\w)")
+_OPEN_QUOTE = re.compile(r"(?:^|[\s(\[])\"(?=\w)[^\"]*$")
+_ONE_FOOT = re.compile(r"(?P<number>\d{1,5})'(?![\w'])")
+_INCH_WORD = re.compile(
+    rf"(?P<number>{NUMBER})(?:\s|(?<=ft \d)|(?<=ft \d\d))(?P<symbol>in)(?P<dot>\.)?"
+    r"(?=\s*(?:$|[.,;:)x×]|by\b|tall|wide|long|thick|high|deep|of (?:rain|snow)))"
+)
+_AFTER_FEET = re.compile(r"\d(?:\s?ft\.?|\s?feet|')\s?$")
+_BARE = re.compile(
+    r"(?P<symbol>[A-Za-z]{1,3})/(?P<under>s|h|hr|min|m[23²³]|km[23²³]|dL|mL|L|kg)(?P<power>\^?[23]|[²³])?(?![\w/^])"
+    r"|(?P<length>km|cm|mm|ft|mi|m)(?P<square>[²³])(?![\w/])"
+)
+_LETTERS = frozenset("MBbTxKkCFANGds")
+"""Letters that are magnitudes, names or labels more often than units."""
+
+_POWERS = {"²": "square", "2": "square", "³": "cubic", "3": "cubic"}
+_SHORT_WORDS = listed("in a at as am pm do me us to or by no it is be we he bar mil mo ha pt cal sec")
+_CONTEXT = re.compile(r"[\w/]$")
+
+
+def recognise(text: str, at: int) -> Iterator[Candidate]:
+    context = before(text, at, 2)
+    if text[at].isalpha():
+        if (found := _BARE.match(text, at)) and not _CONTEXT.search(context) and (said := _bare(found)):
+            yield whole(found, SURE / 2, said)
+        return
+    is_sign = not text[at].isdecimal()
+    if re.search(r"[\d$£€#]$|\d[.,]$" if not is_sign else r"[\w)]$|[\d)]\s$", context):
+        return
+    if found := _FEET.match(text, at):
+        yield _feet(found)
+    if (found := _INCHES.match(text, at)) and not _OPEN_QUOTE.search(before(text, at, 80)):
+        yield pieces(found, LIKELY, (_number(found) + _inches(found["number"]), 0))
+    if (found := _ONE_FOOT.match(text, at)) and re.match(
+        r"\s?(?:x|×|by|tall|wide|long|high|deep)\b", after(text, found.end())
+    ):
+        yield whole(found, LIKELY, f"{decimal(found['number'])} {'foot' if found['number'] == '1' else 'feet'}")
+    if found := _INCH_WORD.match(text, at):
+        cost = SURE if _AFTER_FEET.search(before(text, at)) or found["dot"] else LIKELY
+        yield whole(
+            found,
+            cost,
+            decimal(found["number"]) + _inches(found["number"]),
+            mark="." * (bool(found["dot"]) and not after(text, found.end()).strip()),
+        )
+    if found := _ALONE_PER.match(text, at):
+        power = _POWERS.get(found["under"][-1], "")
+        names = unit(found["under"].rstrip("23²³")) or (found["under"], found["under"])
+        yield pieces(
+            found,
+            LIKELY,
+            (decimal(found["number"]), "number"),
+            ("per", "per"),
+            (f"{power} {names[0]}".strip(), "under"),
+        )
+    if (found := _FORM.match(text, at)) and (made := _measure(text, found)):
+        yield made
+
+
+def _bare(found: re.Match[str]) -> str:
+    """A unit without a number, or nothing."""
+    if found["length"]:
+        length = unit(found["length"])
+        return f"{_POWERS[found['square']]} {length[1]}" if length else ""
+    names, under = unit(found["symbol"]), unit(found["under"].rstrip("23²³"))
+    if names is None or under is None:
+        return ""
+    power = _POWERS.get(found["under"][-1], "")
+    return f"{names[1]} per {power} {under[0]}".replace("  ", " ") + " squared" * bool(found["power"])
+
+
+def _inches(number: str) -> str:
+    return " inch" if number == "1" else " inches"
+
+
+def _feet(found: re.Match[str]) -> Candidate:
+    feet, inches = found["feet"], found["inches"]
+    said = f"{decimal(feet)} foot {decimal(inches) if inches.replace('.', '').isdecimal() else inches}"
+    return whole(found, SURE, said)
+
+
+def _number(found: re.Match[str]) -> str:
+    groups = found.groupdict()
+    number = found["number"].replace(" ", "")
+    if "/" in number:
+        top, bottom = number.split("/")
+        return simple(top, bottom)
+    said = decimal(number)
+    if groups.get("fraction"):
+        said += " and " + mixed(*groups["fraction"].split("/"))
+    if groups.get("vulgar"):
+        top, bottom = {"½": "1/2", "¼": "1/4", "¾": "3/4", "⅓": "1/3", "⅔": "2/3", "⅛": "1/8"}[groups["vulgar"]].split(
+            "/"
+        )
+        said += " and " + mixed(top, bottom)
+    return f"{said} {groups['scale']}" if groups.get("scale") else said
+
+
+def _measure(text: str, found: re.Match[str]) -> Candidate | None:
+    symbol, is_close = found["symbol"].replace("° ", "°").replace("q. ", "q ").rstrip("."), found["gap"] in ("", "-")
+    names = unit(symbol)
+    if names is None or not _is_unit(text, found, symbol, is_close=is_close):
+        return None
+    is_part = re.fullmatch(r"(\d+)\s?/\s?(\d+)", found["number"]) is not None
+    is_one = (found["number"] == "1" or is_part) and not (
+        found["fraction"] or found["vulgar"] or found["scale"] or found["low"]
+    )
+    name = names[0] if is_one or "-" in found["gap"] else names[1]
+    power = _POWERS.get((found["power"] or "")[-1:], "")
+    said = f"{power} {name}".strip()
+    parts: list[tuple[str, str]] = [("minus", "minus")] if found["minus"] else []
+    if found["low"]:
+        joined = "by" if found["by"] in "x×" else "to"
+        parts += [(decimal(found["low"]), "low")]
+        if found["symbol0"] and (low := unit(found["symbol0"].strip())):
+            parts += [(low[1], "symbol0")]
+        parts += [(joined, "by")]
+    parts += [(_number(found), "number"), (said, "symbol")]
+    if found["under"]:
+        under = unit(found["under"])
+        if under is None:
+            return None
+        power = _POWERS.get((found["under_power"] or "")[-1:], "")
+        named = f"{under[0]} squared" if power and under[0] == "second" else f"{power} {under[0]}".strip()
+        parts += [("per" if found["per"] != "·" else "", "per"), (named, "under")]
+    return pieces(found, SURE if is_close or len(symbol) > 1 else LIKELY, *parts)
+
+
+def _is_unit(text: str, found: re.Match[str], symbol: str, *, is_close: bool) -> bool:
+    """Whether letters after a number are a unit: not an initial (in 2005 W. Smith), nor a word (in, at)."""
+    if symbol == "s" and not found["under"]:
+        return is_close and (not found["number"].endswith("0") or "." in found["number"])
+    if symbol in _LETTERS and not found["under"]:
+        return False
+    if symbol == "ac" and is_close:
+        return False
+    if symbol in _SHORT_WORDS and not is_close:
+        if symbol == "sec" and found["dot"]:
+            return True
+        return symbol in ("ha", "bar", "sec", "mo") and not re.match(r"\s+[a-z]+", after(text, found.end(), 4))
+    if len(symbol) == 1 and not is_close and symbol.isalpha():
+        follows = text[found.end() : found.end() + 3]
+        return not re.match(r"\.? [A-Z]", follows) or symbol.islower()
+    return True
+
+
+EXAMPLES = (
+    ("12kg, 12KG and 1 kg", "twelve kilograms, twelve kilograms and one kilogram."),
+    (
+        "5 kg/m³; 20,641.3/km2",
+        "five kilograms per cubic meter, twenty thousand six hundred and forty one point three per square kilometer.",
+    ),
+    (
+        "830 kHz; 800 hp; 850 nm",
+        "eight hundred and thirty kilohertz, eight hundred horsepower, eight hundred and fifty nanometers.",
+    ),
+    ("2-5lb or 4 1/2 lbs", "two to five pounds or four and a half pounds."),
+    ('5\'11" and 12"', "five foot eleven and twelve inches."),
+    ("211 ft 5 in", "two hundred and eleven feet five inches."),
+    ("25 x 7 m", "twenty five by seven meters."),
+    ("-0.4kg, 100 million kg", "minus zero point four kilograms, one hundred million kilograms."),
+    ("10% to 20%", "ten percent to twenty percent."),
+    ("25°C for 1 km", "twenty five degrees Celsius for one kilometer."),
+    ("a 7.2-millimeter bullet", "a seven point two millimeter bullet."),
+    ("41,459.00 km³", "forty one thousand four hundred and fifty nine point zero zero cubic kilometers."),
+    ("3 mbps", "three megabits per second."),
+    ("in km/h or m²", "in kilometers per hour or square meters."),
+    ("1/2 tsp", "one half teaspoon."),
+)

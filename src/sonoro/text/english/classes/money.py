@@ -1,0 +1,148 @@
+"""Amounts of money: $2.50, £1.20, €5-10k, $1-2 million, 50 EUR, US$76.3 trillion, $20/mo."""
+
+import re
+from collections.abc import Iterator
+
+from sonoro.text.english.line import LIKELY, SURE, Candidate, before
+from sonoro.text.english.numbers import cardinal, decimal
+from sonoro.text.english.tables import pairs
+
+from .common import DASH, NUMBER, pieces, whole
+from .units import SMALL, currency, names
+
+STARTS = ("sign", "digit", "letter")
+
+_SIGN = r"(?P<sign>[$£€¥₹₩₽₺₫₪₿]|Rs\.?(?=\s?\d))"
+_SCALE = r"(?:\s?(?P<scale>(?i:hundred|thousand|million|billion|trillion|bn|tn|mn|mio)|[kKmMbBtT])(?![\w]))"
+_AMOUNT = rf"(?P<amount>{NUMBER})"
+_PREFIXED = re.compile(
+    rf"(?P<minus>-)?(?P<land>(?:US|U\.S\.|CA|AU|NZ|HK|C|A|R)\s?(?=\$))?{_SIGN}\s?(?P<inner>-)?{_AMOUNT}{_SCALE}?(?!\d)"
+)
+_RANGE = re.compile(
+    rf"{_SIGN}\s?{_AMOUNT}{_SCALE}?(?P<to>{DASH}|\sto\s)(?P<sign2>[$£€¥₹₩])?\s?(?P<amount2>{NUMBER})(?:\s?(?P<scale2>(?i:hundred|thousand|million|billion|trillion|bn|tn)|[kKmMbBtT])(?![\w]))?(?![\d-])"
+)
+_SUFFIXED = re.compile(
+    rf"(?P<amount>{NUMBER}|\d{{1,3}}(?:\.\d{{3}})+(?:,\d\d)?|\d+,\d\d)(?P<scale>)\s?(?P<sign>[$£€¥₹₩₽₺])(?![\d\w])"
+)
+_CODED = re.compile(
+    rf"(?P<amount>{NUMBER}|\d+,\d\d){_SCALE}?\s?(?P<sign>USD|EUR|GBP|JPY|CNY|INR|CAD|AUD|NZD|CHF|SEK|NOK|DKK|KRW|BRL|MXN|RUB|ZAR|SGD|HKD|TRY|PLN|THB|AED|SAR|ILS|CZK|HUF)(?![\w])"
+)
+_CODE_FIRST = re.compile(
+    rf"(?P<sign>USD|EUR|GBP|JPY|CNY|INR|CAD|AUD|NZD|CHF|SEK|NOK|DKK|KRW|BRL|MXN|RUB|ZAR|SGD|HKD|TRY|PLN|THB|AED|SAR)\s?{_AMOUNT}{_SCALE}?(?!\d)"
+)
+_CONTINENTAL = re.compile(
+    r"(?P<sign>[$£€¥₹₩])\s?(?P<amount>\d{1,3}(?:\.\d{3})++(?:,\d\d)?|\d+,\d\d)(?P<scale>)(?![.,]?\d)"
+)
+_SCALES = pairs(
+    "k = thousand | m = million | mn = million | mio = million | b = billion | bn = billion | t = trillion | "
+    "tn = trillion"
+)
+_LANDS = pairs(
+    "US = U S | CA = Canadian | C = Canadian | AU = Australian | A = Australian | NZ = New Zealand | HK = Hong Kong | "
+    "R = "
+)
+_PER = re.compile(
+    r"\s?/\s?(?P<per>mo|month|yr|year|wk|week|d|day|hr|hour|h|min|minute|s|sec|lb|kg|oz|gal|gallon|L|l|mi|km|person|night|user|seat|unit|GB|kWh|share|barrel|ton)(?![\w])"
+)
+_PERIODS = pairs(
+    "mo = month | yr = year | wk = week | d = day | hr = hour | h = hour | min = minute | s = second | sec = second | "
+    "lb = pound | kg = kilogram | oz = ounce | gal = gallon | L = liter | l = liter | mi = mile | km = kilometer | "
+    "GB = gigabyte | kWh = kilowatt hour"
+)
+_CONTEXT = re.compile(r"[\d.,$£€]$")
+_CONTEXT_2 = re.compile(r"\w$")
+_CONTEXT_3 = re.compile(r"[\w)]$|[\d)]\s$")
+
+
+def recognise(text: str, at: int) -> Iterator[Candidate]:
+    context = before(text, at, 1)
+    if text[at].isdecimal():
+        if not _CONTEXT.search(context):
+            for form in (_SUFFIXED, _CODED):
+                if found := form.match(text, at):
+                    yield _with_period(text, _amount(found, _plain_number(found["amount"])))
+        return
+    if _CONTEXT_2.search(context) or (text[at] == "-" and _CONTEXT_3.search(before(text, at, 2))):
+        return
+    if found := _RANGE.match(text, at):
+        yield _with_period(text, _range(found))
+    # Dollars with three decimals are no thousands.
+    if (found := _CONTINENTAL.match(text, at)) and (found["sign"] == "€" or "," in found["amount"]):
+        yield _with_period(text, _amount(found, _plain_number(found["amount"])), SURE)
+    for form in (_PREFIXED, _CODE_FIRST):
+        if found := form.match(text, at):
+            yield _with_period(text, _amount(found, found["amount"]))
+
+
+def _plain_number(amount: str) -> str:
+    """`amount` with a decimal point, where its commas and dots are the Continent's."""
+    if re.fullmatch(r"\d{1,3}(?:\.\d{3})+(?:,\d\d)?", amount) or re.fullmatch(r"\d+,\d\d", amount):
+        return amount.replace(".", "").replace(",", ".")
+    return amount
+
+
+def _amount(found: re.Match[str], number: str) -> Candidate:
+    groups = found.groupdict()
+    minus = "minus " * bool(groups.get("minus") or groups.get("inner"))
+    land = _LANDS.get((groups.get("land") or "").strip().replace(".", ""), "")
+    said = said_amount(found["sign"], number, groups.get("scale") or "", land)
+    return whole(found, LIKELY - 1, minus + said)
+
+
+def said_amount(sign: str, number: str, scale: str = "", land: str = "") -> str:
+    """An amount in words: two dollars and five cents; two point five million dollars."""
+    sign = "₹" if sign.startswith("Rs") else sign
+    known = currency(sign)
+    assert known is not None, sign
+    one, many = (f"{land} {name}".strip() for name in known)
+    if scale:
+        return f"{decimal(number)} {_SCALES.get(scale.lower(), scale.lower())} {many}"
+    main, _, cents = number.partition(".")
+    trimmed = cents.rstrip("0")
+    if len(trimmed) > 2 or (cents and sign not in SMALL):
+        return f"{decimal(number)} {many}"
+    small = trimmed.ljust(2, "0")
+    parts = [f"{cardinal(main)} {one if main == '1' else many}"] if main.strip("0,") or not trimmed else []
+    if trimmed:
+        low = names(SMALL[sign])
+        parts.append(f"{cardinal(str(int(small)))} {low[0] if small == '01' else low[1]}")
+    return " and ".join(parts)
+
+
+def _range(found: re.Match[str]) -> Candidate:
+    sign, one, two = found["sign"], found["amount"], found["amount2"]
+    scale2 = found["scale2"] or ""
+    if found["sign2"]:
+        low = said_amount(sign, one, found["scale"] or "")
+        return pieces(found, SURE, (low, "amount"), ("to", "to"), (said_amount(found["sign2"], two, scale2), "amount2"))
+    low = decimal(one) + (
+        f" {_SCALES.get(found['scale'].lower(), found['scale'])}" if found["scale"] and found["scale"] != scale2 else ""
+    )
+    return pieces(found, SURE, (low, "amount"), ("to", "to"), (said_amount(sign, two, scale2), "amount2"))
+
+
+def _with_period(text: str, made: Candidate, cost: float | None = None) -> Candidate:
+    """`made`, and the time or measure behind a slash that it is for."""
+    cost = made.cost if cost is None else cost
+    found = _PER.match(text, made.end)
+    if found is None:
+        return Candidate(made.end, cost, made.pieces)
+    per = whole(found, 0.0, f"per {_PERIODS.get(found['per'], found['per'])}")
+    return Candidate(per.end, cost, (*made.pieces, *per.pieces))
+
+
+EXAMPLES = (
+    ("$3.50 or £2.01 or €1", "three dollars and fifty cents or two pounds and one penny or one euro."),
+    (
+        "$1-2 million; €5-10k; $4.5tn",
+        "one to two million dollars, five to ten thousand euros, four point five trillion dollars.",
+    ),
+    ("$250-$300", "two hundred and fifty dollars to three hundred dollars."),
+    ("₩460 billion, ¥30b", "four hundred and sixty billion won, thirty billion yen."),
+    ("US$76.3 trillion", "seventy six point three trillion U S dollars."),
+    ("$20/mo and $0.5/hr", "twenty dollars per month and fifty cents per hour."),
+    ("$.01, $20.506", "one cent, twenty point five zero six dollars."),
+    ("2.500,00 € or 19,99 EUR", "two thousand five hundred euros or nineteen point nine nine euros."),
+    ("$-5 and -$5", "minus five dollars and minus five dollars."),
+    ("50 GBP", "fifty British pounds."),
+)

@@ -1,0 +1,38 @@
+"""Ordinal numbers written with digits: 23rd, 1,000th. A wrong ending is read as letters."""
+
+import re
+from collections.abc import Iterator
+
+from sonoro.text.english.line import LIKELY, Candidate
+from sonoro.text.english.numbers import cardinal, ordinal
+
+from .common import INTEGER, pieces, whole
+
+STARTS = ("digit",)
+
+_ORDINAL = re.compile(rf"({INTEGER})\s?(st|nd|rd|th|ST|ND|RD|TH)\b")
+
+
+def recognise(text: str, at: int) -> Iterator[Candidate]:
+    found = _ORDINAL.match(text, at)
+    if found is None or (found.start(2) > found.end(1) and found[2] == "st"):
+        return
+    number, ending = found[1].replace(",", ""), found[2].lower()
+    if ending == _ending(number):
+        yield whole(found, LIKELY, ordinal(found[1]))
+    elif found.start(2) == found.end(1):
+        yield pieces(found, LIKELY, (cardinal(found[1]), 1), (" ".join(ending), 2))
+
+
+def _ending(number: str) -> str:
+    if number[-2:-1] == "1":
+        return "th"
+    return {"1": "st", "2": "nd", "3": "rd"}.get(number[-1], "th")
+
+
+EXAMPLES = (
+    ("the 1st, 23rd and 101st", "the first, twenty third and one hundred and first."),
+    ("1,000th", "one thousandth."),
+    ("0th and 11th and 111th", "zeroth and eleventh and one hundred and eleventh."),
+    ("4rd", "four r d."),
+)

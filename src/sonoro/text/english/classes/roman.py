@@ -1,0 +1,96 @@
+"""Roman numerals where the context shows one: Henry VIII, World War II, Chapter IV, the XIX century, Ⅲ."""
+
+import itertools
+import re
+from collections.abc import Iterator
+
+from sonoro.text.english.line import SURE, Candidate, Piece, after, before
+from sonoro.text.english.numbers import cardinal, ordinal, year
+
+from .common import whole
+
+STARTS = ("letter", "sign")
+
+_VALUES = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100, "D": 500, "M": 1000}
+_RULERS = (
+    "Adrian|Albert|Alexander|Alfonso|Artaxerxes|Baldwin|Benedict|Boniface|Carl|Catherine|Charles|Christian|Clement|"
+    "Cleopatra|Constantine|Darius|Edward|Elizabeth|Ferdinand|Francis|Frederick|George|Gregory|Gustav|Haakon|Harald|"
+    "Henry|Innocent|Ivan|James|John Paul|John|Juan Carlos|Julius|Leo|Leopold|Louis|Ludwig|Margrethe|Mary|Maximilian|"
+    "Mehmed|Napoleon|Nicholas|Olav|Oscar|Otto|Paul|Pedro|Peter|Philip|Pius|Ptolemy|Rama|Ramses|Richard|Robert|Rudolf|"
+    "Selim|Sixtus|Stephen|Suleiman|Umberto|Urban|Victor Emmanuel|Wilhelm|William|Xerxes"
+)
+_TITLES = "King|Queen|Pope|Emperor|Empress|Tsar|Czar|Kaiser|Sultan|Pharaoh|Prince|Princess|Archduke"
+_FIRST_NAMES = (
+    "Andrew|Anthony|Arthur|Benjamin|Daniel|David|Donald|Douglas|Frank|Franklin|Harold|Howard|Joseph|Kenneth|Lawrence|Martin|Michael|"
+    "Raymond|Ronald|Sam|Samuel|Theodore|Thomas|Walter"
+)
+_NUMBERED = (
+    "Act|Annex|Apollo|Appendix|Article|Book|Canto|Chapter|Class|Division|Episode|Figure|Grade|Group|Level|Mark|Module|Part|Phase|Round|"
+    "Scene|Schedule|Season|Section|Stage|Super Bowl|Table|Tier|Title|Type|Unit|Vatican|Volume|"
+    r"Vol\.?|Ch\.?|Sec\.?|Art\.?|Fig\.?|Pt\.?|Zone|World War"
+)
+_NUMERAL = r"(?=[IVXLC])(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})"
+_TOKEN = re.compile(
+    rf"(?P<numeral>M{{0,3}}(?:CM|CD|D?C{{0,3}}){_NUMERAL}|[MDCLXVI]{{1,15}}|[ivxlc]{{2,7}})(?P<th>th)?(?![\w])"
+)
+_SIGNS = re.compile(r"(?P<numeral>[Ⅰ-Ⅿⅰ-ⅿ]+)")
+_RULER = re.compile(rf"\b(?:(?:{_TITLES}) [A-Z][a-z]+|{_RULERS})\s$")
+_NAMED = re.compile(rf"\b(?:{_RULERS}|{_FIRST_NAMES})(?: [A-Z]\.?)?(?: [A-Z][a-z]+)?,?\s$")
+_COUNTED = re.compile(rf"\b(?:(?i:{_NUMBERED})s?)\s(?:{_NUMERAL}(?:, (?:and |or )?| and | or | to | & |--?|–))*$")
+_ANY_NAME = re.compile(r"\b[A-Z][a-z]+\s$")
+_CLEAR = re.compile(r"III?|VIII?|IX|XI{1,3}|XI?V|XVI{1,3}|XIX|IV|VI")
+_I_ENDS = re.compile(
+    r"\s*(?:[.,;:!?)\]-]|$|'s\b)|\s(?:of|and|or|to|in|is|was|the|had|has|by|from|died|ruled|reigned)\b"
+)
+_CONTEXT = re.compile(r"[\w'.&-]$")
+
+
+def recognise(text: str, at: int) -> Iterator[Candidate]:
+    if found := _SIGNS.match(text, at):
+        yield whole(found, SURE, cardinal(str(_value(_ascii(found["numeral"])))))
+        return
+    found = _TOKEN.match(text, at)
+    if found is None or _CONTEXT.search(before(text, at, 1)) or not _is_valid(found["numeral"]):
+        return
+    numeral, context = found["numeral"], before(text, at, 60)
+    value = str(_value(numeral))
+    if numeral == "I" and not _I_ENDS.match(text, found.end()) and not context.endswith("World War "):
+        return
+    if re.match(r"(?:\s|-)centur", after(text, found.end())) or found["th"]:
+        yield whole(found, SURE / 2, ordinal(value))
+    elif (numeral.isupper() and _RULER.search(context)) or (
+        numeral in ("I", "II", "III", "IV") and _NAMED.search(context)
+    ):
+        yield whole(found, SURE / 2, f"the {ordinal(value)}")
+    elif _COUNTED.search(context) or (
+        numeral.isupper() and _CLEAR.fullmatch(numeral) and (numeral not in ("IV", "VI") or _ANY_NAME.search(context))
+    ):
+        yield whole(found, SURE / 2, cardinal(value))
+    elif len(numeral) >= 4 and numeral[0] == "M" and numeral.isupper():
+        yield whole(found, SURE, year(value))
+    elif re.match(r"\. [A-Z]", after(text, found.end())) and (at == 0 or text[at - 1] == "\n") and len(numeral) > 1:
+        yield Candidate(found.end(), SURE, (Piece(cardinal(value), at, found.end()),))
+
+
+def _is_valid(numeral: str) -> bool:
+    return re.fullmatch(r"M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})", numeral.upper()) is not None
+
+
+def _ascii(signs: str) -> str:
+    values = ["I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX", "X", "XI", "XII", "L", "C", "D", "M"]
+    return "".join(values[(ord(sign) - 0x2160) % 16] for sign in signs)
+
+
+def _value(numeral: str) -> int:
+    values = [_VALUES[letter] for letter in numeral.upper()]
+    return sum(-one if one < after else one for one, after in itertools.pairwise([*values, 0]))
+
+
+EXAMPLES = (
+    ("Henry VIII and World War II", "Henry the eighth and World War two."),
+    ("Chapter IV, PART XL", "Chapter four, PART forty."),
+    ("Sam II, Sam and I", "Sam the second, Sam and I."),
+    ("in the XIX century", "in the nineteenth century."),
+    ("MCMXCIV", "nineteen ninety four."),
+    ("section Ⅲ", "section three."),
+)

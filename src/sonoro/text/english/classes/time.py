@@ -1,0 +1,116 @@
+"""Times of day and durations: 5pm, 10:30, 21:51:31, 2pm-5pm, 1h30m."""
+
+import re
+from collections.abc import Iterator
+
+from sonoro.text.english.line import LIKELY, SURE, Candidate, after, before
+from sonoro.text.english.numbers import cardinal
+
+from .common import DASH, before_capital, pieces
+
+STARTS = ("digit", "letter")
+
+_HALF = r"(?P<half>[aApP])\.?\s?[mM](?![a-zA-Z])(?P<dot>\.)?"
+_ZONE = r"(?:\s?\(?(?P<zone>(?i:[ecmp][sd]t|gmt|utc|[ecmp]\.[sd]\.t\.?|cet|cest|bst|ist|jst|et|pt)(?![A-Za-z]))\)?)"
+_CLOCK = re.compile(
+    rf"(?P<hour>[01]?\d|2[0-4])(?::(?P<minute>[0-5]\d)(?::(?P<second>[0-5]\d)(?:\.\d+)?)?)(?![\d:])(?:\s?{_HALF})?{_ZONE}?(?P<z>Z\b)?"
+)
+_DOTTED = re.compile(rf"(?P<hour>1[0-2]|0?[1-9])\.(?P<minute>[0-5]\d)(?P<second>)\s?{_HALF}{_ZONE}?(?P<z>)")
+_HOUR = re.compile(rf"(?P<hour>1[0-2]|0?[1-9])(?P<minute>)(?P<second>)\s?{_HALF}{_ZONE}?(?P<z>)")
+_TO = re.compile(rf"{DASH}(?=\d{{1,2}}(?::[0-5]\d)?\s?(?:[ap]\.?m\b|$|[.,;](?!\d)|[^\w.,:;%-]))", re.IGNORECASE)
+_BARE = re.compile(
+    rf"(?P<hour>1[0-2]|[1-9])(?::(?P<minute>[0-5]\d))?(?P<to>{DASH})(?=(?:1[0-2]|0?[1-9])(?::[0-5]\d)?\s?[ap]\.?\s?m\b)",
+    re.IGNORECASE,
+)
+_DURATION = re.compile(
+    r"(?:(?P<d>\d+)\s?d(?:ays?)?,?\s?)?(?:(?P<h>\d+)\s?h(?:(?:ou)?rs?)?,?\s?)?(?:(?P<m>\d+)\s?m(?:in(?:ute)?s?)?,?\s?)?(?:(?P<s>\d+)\s?s(?:ec(?:ond)?s?)?)?(?![\w])"
+)
+_AT = re.compile(r"T(?=\d\d:\d\d)")
+_UNITS = (("d", "day"), ("h", "hour"), ("m", "minute"), ("s", "second"))
+_CONTEXT = re.compile(r"\d[.,:/]$|[$£€#]$|[A-SU-Za-z]$")
+
+
+def recognise(text: str, at: int) -> Iterator[Candidate]:
+    context = before(text, at, 2)
+    if text[at].isalpha():
+        if (found := _AT.match(text, at)) and context[-1:].isdecimal():
+            yield pieces(found, SURE, ("at", 0))
+        return
+    if _CONTEXT.search(context):
+        return
+    for form in (_CLOCK, _DOTTED, _HOUR):
+        if found := form.match(text, at):
+            yield _time(text, found)
+    if found := _BARE.match(text, at):
+        minute = f" {_minutes(found['minute'])}" if found["minute"] and found["minute"] != "00" else ""
+        yield pieces(found, LIKELY, (cardinal(found["hour"]) + minute, "hour"), ("to", "to"))
+    found = _DURATION.match(text, at)
+    if found and sum(found[unit] is not None for unit, _ in _UNITS) > 1:
+        named = [
+            (f"{cardinal(found[unit])} {name}{'s' * (found[unit] != '1')}", unit)
+            for unit, name in _UNITS
+            if found[unit]
+        ]
+        yield pieces(found, SURE, *named)
+
+
+def _time(text: str, found: re.Match[str]) -> Candidate:
+    hour, minute, second, half = found["hour"], found["minute"] or "00", found["second"], found["half"]
+    bare = str(int(hour))
+    if second and not (half and minute == second == "00"):
+        said = _long(bare, minute, second)
+    elif minute == "00":
+        on_the_hour = "o'clock" if 1 <= int(hour) <= 12 else "hundred"
+        said = cardinal(bare) + ("" if half else f" {on_the_hour}")
+    else:
+        said = f"{cardinal(bare)} {_minutes(minute)}"
+    parts: list[tuple[str, str]] = [(said, "hour")]
+    if half:
+        letter = found[0][found.start("half") - found.start() + 1 :].strip(". ")[0]
+        parts.append((f"{'ay' if half in 'aA' else half} {letter}", "half"))
+    if found["zone"]:
+        zone = [letter for letter in found["zone"].upper() if letter.isalpha()]
+        parts.append((" ".join(zone), "zone"))
+    if found["z"]:
+        parts.append(("U T C", "z"))
+    is_end = found[0].endswith(".") and (not after(text, found.end()).strip() or _is_end(text, found.end()))
+    to = _TO.match(text, found.end())
+    if to is None:
+        return pieces(found, SURE, *parts, mark="." * is_end)
+    made = pieces(found, SURE, *parts)
+    return Candidate(to.end(), SURE, (*made.pieces, *pieces(to, SURE, ("to", 0)).pieces))
+
+
+_AFTER_TIME = re.compile(
+    r"\s+(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun|Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec|[ECMP][SD]T|GMT|UTC|Eastern|Pacific|Central)"
+)
+
+
+def _is_end(text: str, at: int) -> bool:
+    return before_capital(text, at) and not _AFTER_TIME.match(text, at)
+
+
+def _minutes(minute: str) -> str:
+    return f"oh {cardinal(minute[1])}" if minute[0] == "0" else cardinal(minute)
+
+
+def _long(hour: str, minute: str, second: str) -> str:
+    named = [
+        f"{cardinal(str(int(number)))} {name}{'s' * (int(number) != 1)}"
+        for number, name in ((hour, "hour"), (minute, "minute"), (second, "second"))
+    ]
+    return f"{named[0]} {named[1]} and {named[2]}"
+
+
+EXAMPLES = (
+    ("5pm, 1 a.m. and 01:00", "five p m, one ay m and one o'clock."),
+    ("10:00:00 p.m.", "ten p m."),
+    ("21:51:31", "twenty one hours fifty one minutes and thirty one seconds."),
+    ("at 24:00 or 23:05", "at twenty four hundred or twenty three oh five."),
+    ("2pm-5pm; 4:00 am - 8:12 pm", "two p m to five p m, four ay m to eight twelve p m."),
+    ("open 9-5pm", "open nine to five p m."),
+    ("1.59 p.m. est", "one fifty nine p m E S T."),
+    ("1h30m; 2h 45min; 1d 4h", "one hour thirty minutes, two hours forty five minutes, one day four hours."),
+    ("left at 5 p.m. He went", "left at five p m. He went."),
+    ("at 5 p.m. Monday", "at five p m Monday."),
+)

@@ -1,0 +1,81 @@
+"""How a sign is read that no class claims: by its name, as a pause, or not at all."""
+
+import re
+import unicodedata
+
+from sonoro.text.english.line import before
+from sonoro.text.english.tables import pairs
+
+_NAMED = pairs(
+    "& = and | @ = at | % = percent | + = plus | = = equals | ° = degrees | × = times | ÷ = divided by | "
+    "± = plus or minus | ≠ = is not equal to | ≤ = is at most | ≥ = is at least | ≈ = is about | → = to | ⇒ = to | "
+    "§ = section | № = number | © = copyright | ® = registered | ™ = trademark | ∞ = infinity | "
+    "√ = the square root of | € = euro | £ = pound | ¥ = yen | ₹ = rupee | ₩ = won | $ = dollar | ¢ = cent | "
+    "‰ = per mille | ₽ = ruble | ₿ = bitcoin | <= = is at most | >= = is at least | -> = to | => = to | "
+    "!= = is not equal to | == = equals"
+)
+_PAUSES = pairs(
+    ", = , | ; = , | : = , | ( = , | ) = , | [ = , | ] = , | { = , | } = , | — = , | – = , | | = , | • = , | · = ,"
+)
+_SILENT = frozenset("\"'*_~^\\#←‑¿¡⁻")
+
+
+def read_sign(text: str, start: int, end: int) -> str | None:
+    """What is said for the sign (or the run of it) `text[start:end]`: words, a mark (. , ? !), "" for nothing, or None
+    if it cannot be spoken."""
+    sign, length = text[start], end - start
+    if text[start:end] in _NAMED:
+        sign, length = text[start:end], 1
+    left, right = before(text, start, 1), text[end : end + 1]
+    if sign in "?!":
+        return sign
+    if sign == ".":
+        return _dot(text, end, length, left, right)
+    if sign in _PAUSES:
+        return _PAUSES[sign] if length < 4 or sign in ",;:" else ","
+    if sign == "-":
+        if length > 1:
+            return ","
+        is_joint = bool(left) and bool(right) and not left.isspace() and not right.isspace()
+        return "" if is_joint or not (left.isspace() and right.isspace()) else ","
+    if sign == "/":
+        is_word = (left.isalnum() and right.isalnum()) or (left.isspace() and right.isspace())
+        return "slash" if length == 1 and is_word else ""
+    if sign in "<>":
+        is_between = re.search(r"[\w)] ?$", before(text, start, 2)) and re.match(r" ?[\w(.-]", text[end : end + 2])
+        is_spaced = left.isspace() and right.isspace()
+        return (
+            ("is less than" if sign == "<" else "is greater than") if length == 1 and is_between and is_spaced else ""
+        )
+    if sign in "+=" and length > 2:
+        return ","
+    if sign == "+" and length == 2:
+        return "plus plus"
+    if sign == "~" and right.isdecimal():
+        return "about"
+    if sign in "°" and not (left.isdecimal() or left.isspace()):
+        return ""
+    if sign in _NAMED:
+        return (
+            _NAMED[sign]
+            if length == 1 or sign == "°"
+            else (f"{_NAMED[sign]} {_NAMED[sign]}" if length == 2 and sign not in "=" else ",")
+        )
+    if sign == "#" and right.isalnum():
+        return "number" if right.isdecimal() else "hashtag"
+    if sign in _SILENT:
+        return ""
+    name = unicodedata.name(sign, "")
+    if name.startswith("GREEK ") and " LETTER " in name:
+        return " ".join([name.split()[-1].lower()] * length)
+    return None
+
+
+def _dot(text: str, end: int, length: int, left: str, right: str) -> str:
+    if length > 1:
+        return "," if re.match(r"\s*[a-z\d]", text[end : end + 4]) else "."
+    if left.isalnum() and right.isalpha():
+        return "dot" if right.islower() else "."
+    if not left.isalnum() and right.isalpha():
+        return "dot" if re.match(r"[A-Z]{2}", text[end : end + 2]) else "."
+    return "."

@@ -1,0 +1,68 @@
+"""Where a text that is still arriving can be cut so that its parts read as the whole does. Knows no model.
+
+A joint is a space between two plain words in lower case that no class of `english.classes` reads together, or the end
+of a list item, and never stands in what `structure` reads as a whole: a heading, a link, a table, code.
+"""
+
+import re
+
+_CONTEXTS = (
+    "account|acct|code|codes|confirmation|dial|dialed|ending|ends|ext|extension|number|order|otp|passcode|password|pin|pnr|"
+    "ref|reference|serial|text|tracking|zip|sq|of|per|hundred|thousand|million|billion|trillion|quadrillion"
+)
+"""Words that may be read together with the one behind them, once a number follows or has gone before."""
+
+_JOINT = re.compile(
+    rf"(?<!\S)(?<![\d½⅓⅔¼¾⅛]\s)(?!(?:{_CONTEXTS})[ ])[a-z]{{2,}}[ ](?=[a-z][a-z ])(?![ivxlc]+(?![a-z]))"
+)
+_MARKED_LINE = re.compile(
+    r"(?m)^(?:[ \t]*(?:\#{1,6}[ \t] | > | \| | ``` | ~~~ | [-*+•‣◦–][ \t] | (?:\d{1,9}|[a-zA-Z])[.)][ \t]) | [ \t]+\S)",
+    re.VERBOSE,
+)
+_ITEM = re.compile(r" {0,3}(?:[-*+]|\d{1,9}[.)])[ \t]+\S")
+_NEXT_ITEM = re.compile(rf"\n(?={_ITEM.pattern})")
+_PARAGRAPH_END = re.compile(r"(?m)\n[ \t]*\n|^ {0,3}#{1,6}[ \t][^\n]*\n")
+_CLOSED = re.compile(r"(?is)<think\b.*?</think>|!?\[[^\]\[\n]*\]\([^()\s]*\)")
+_HELD = re.compile(r"<[A-Za-z/!]|\[")
+"""What holds back all that follows: a tag, whose end may be far away, and a bracket, whose address may be."""
+
+_PAIRED = ("`", "*", "_", "~", '"', "“", "”")
+
+
+def last_joint(text: str) -> tuple[int, bool]:
+    """Where `text` can be cut at the latest, 0 if nowhere, and whether a sentence ends there."""
+    held = _HELD.search(_CLOSED.sub(lambda found: " " * len(found[0]), text))
+    end = held.start() if held else len(text)
+    fence = _open_fence(text)
+    end = min(end, fence)
+    breaks = [0, *(found.end() for found in _PARAGRAPH_END.finditer(text, 0, end))]
+    for start, stop in zip(reversed(breaks), [end, *reversed(breaks)], strict=False):
+        cut = _joint_of(text, start, stop)
+        if cut[0]:
+            return cut
+    return 0, False
+
+
+def _open_fence(text: str) -> int:
+    """Where a fence begins that is not closed yet, or the end of `text`."""
+    marks = [found.start() for found in re.finditer(r"(?m)^[ \t]*(?:```|~~~)", text)]
+    return marks[-1] if len(marks) % 2 else len(text)
+
+
+def _joint_of(text: str, start: int, end: int) -> tuple[int, bool]:
+    """The last joint in the paragraph `text[start:end]`."""
+    if _ITEM.match(text, start):
+        items = [found.end() for found in _NEXT_ITEM.finditer(text, start, end)]
+        items = [at for at in items if _is_balanced(text[start:at])]
+        return (items[-1], True) if items else (0, False)
+    marked = _MARKED_LINE.search(text, start, end)
+    stop = marked.start() if marked else end
+    for found in reversed(list(_JOINT.finditer(text, start, stop))):
+        if _is_balanced(text[start : found.end()]):
+            return found.end(), False
+    return 0, False
+
+
+def _is_balanced(text: str) -> bool:
+    """Whether each mark of a pair in `text` has its other."""
+    return all(text.count(mark) % 2 == 0 for mark in _PAIRED[:-2]) and text.count("“") == text.count("”")
