@@ -17,15 +17,16 @@ from types import MappingProxyType
 
 from sonoro.core.types import TextFormat
 from sonoro.text.english.line import SIGN, WORD, Candidate, Piece, Recogniser, fold, token_end
-from sonoro.text.english.numbers import digits
 from sonoro.text.english.signs import read_sign
-from sonoro.text.english.tables import listed
 from sonoro.text.splitting import Span, SpokenText
 from sonoro.text.structure import blocks_of
 
 _SUPERSCRIPTS = frozenset("⁰¹²³⁴⁵⁶⁷⁸⁹⁻₀₁₂₃₄₅₆₇₈₉")
-_PLAIN = re.compile(r"[a-z]+(?:'[a-z]+)?")
-_PLAIN_PIECE = re.compile(r"[A-Za-z']+|,")
+_PLAIN = re.compile(
+    r"(?P<word>(?:[a-z]{2,}|a(?! ?[-*/^])|[A-Z][a-z]{2,})(?:'[a-z]+)?)(?P<mark>[.,;:!?]?)(?P<end>\s+|\Z)"
+)
+"""A word that is none of a class unless it is one of `classes.WORDS`, with the mark and the white space behind it."""
+
 _MARKS = "?!.,"
 _KEPT_TEXTS = 16
 """Texts whose reading is kept: a caller may ask for remarks about a text that is then spoken."""
@@ -79,11 +80,10 @@ def _cheapest(text: str, dropped: list[str]) -> Iterator[Piece]:
         start = end
         while ahead and ahead[0] <= start:
             heapq.heappop(ahead)
-        if not ahead and start in best and (run := _plain_run().match(text, start)):
+        if not ahead and start in best and (plain := _plain_words(text, start)):
             # No class begins in these words, and none that began before ends in them.
-            end = run.end()
-            plain = [Piece(found[0], *found.span()) for found in _PLAIN_PIECE.finditer(text, start, end)]
-            best[end] = best[start][0], start, plain
+            words, end = plain
+            best[end] = best[start][0], start, words
             continue
         end = token_end(text, start)
         # A candidate may end within a token: VIII's, 29th's.
@@ -141,16 +141,15 @@ def _candidates(text: str, start: int, end: int) -> Iterator[Candidate]:
         cost = WORD if text[end - 1].isalpha() else WORD + 8
         yield Candidate(end, cost if first.isalpha() else 0.0, _word(text[start:end], start))
         kind = "letter"
-        if _PLAIN.fullmatch(text, start, end) and text[end : end + 1] in " ,;" and text[start:end] not in _TRIGGERS:
+        if (plain := _PLAIN.match(text, start)) and plain["word"] not in _class_words():
             return
     elif first.isdecimal() and first.isascii():
         kind = "digit"
-        yield Candidate(end, 3 * WORD + 8, (Piece(digits(text[start:end]), start, end),))
     else:
         kind = "sign"
         said = None if first in _SUPERSCRIPTS else read_sign(text, start, end)
         yield Candidate(end, SIGN, (Piece(said, start, end),) if said else ())
-        if first in ",;:!?" or (first == "." and not text[end : end + 1].isdecimal()):
+        if first in ',;:!?"' or (first in ".'" and not text[end : end + 1].isdecimal()):
             return
     for recognise in _recognisers(kind):
         for candidate in recognise(text, start):
@@ -158,21 +157,25 @@ def _candidates(text: str, start: int, end: int) -> Iterator[Candidate]:
                 yield candidate
 
 
-_TRIGGERS = listed(
-    "jan feb mar apr may jun jul aug sep sept oct nov dec january february march april june july august september "
-    "october november december mon tue tues tu wed thu thur thurs fri sat sun mins secs hrs yrs wks ii iii iv vi vii "
-    "viii ix xi xii xiii xiv xv xvi xix xx no v vs aka fig figs vol vols ch eq ext nos ep apt ste rm bldg hwy rte pg "
-    "pgs tbl zip etc mr mrs ms dr prof capt gen sgt lt col rev gov sen rep maj cpl adm hon mt ft fr sr jr st pres "
-    "supt det insp rs ave blvd rd ln pkwy ct pl expy sq ter cir fwy tpke de"
-)
-"""Words before a space, in small letters, that a class may begin with."""
-
-
 @cache
-def _plain_run() -> re.Pattern[str]:
-    """Words, each with a space behind it, with which no class begins."""
-    triggers = "|".join(sorted(_TRIGGERS))
-    return re.compile(rf"(?:(?!(?i:{triggers})\b)(?:[a-z]+(?:'[a-z]+)?|[A-Z][a-z]{{2,}}),? )+")
+def _class_words() -> frozenset[str]:
+    words: frozenset[str] = import_module("sonoro.text.english.classes").WORDS
+    return words
+
+
+def _plain_words(text: str, start: int) -> tuple[list[Piece], int] | None:
+    """The pieces of the plain words and marks from `start` on, and where they end."""
+    pieces: list[Piece] = []
+    end, words = start, _class_words()
+    while (found := _PLAIN.match(text, end)) and found["word"] not in words:
+        at = found.end("word")
+        pieces.append(Piece(found["word"], end, at))
+        if mark := found["mark"]:
+            pieces.append(Piece("," if mark in ";:" else mark, at, at + 1))
+        end = found.end()
+        if end == len(text):
+            break
+    return (pieces, end) if pieces else None
 
 
 def _word(word: str, start: int) -> tuple[Piece, ...]:

@@ -53,3 +53,11 @@ CLASSES: tuple[ModuleType, ...] = (
     time,
     version,
 )
+
+WORDS = frozenset(
+    form
+    for module in (abbreviation, address, date, roman)
+    for word in module.WORDS
+    for form in (word.lower(), word.capitalize())
+)
+"""Words of letters alone that a class may begin with when white space or a mark follows; all others are plain."""

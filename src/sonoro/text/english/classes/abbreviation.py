@@ -68,6 +68,7 @@ _NUMBERED = re.compile(
 _WITH = re.compile(r"w/\s?(?=\w)")
 _AGAINST = re.compile(r"vs?\.?(?= [A-Z])")
 _HASH = re.compile(r"(?:#|№\s?)(?=\d)")
+WORDS = frozenset([*_TITLES, *_DOTTED, *_BEFORE_NUMBER, *_WORDS])
 _CONTEXT = re.compile(r"[\w']$")
 _CONTEXT_2 = re.compile(r"[A-Z][a-z]+ $")
 _CONTEXT_3 = re.compile(r"[/.]$")

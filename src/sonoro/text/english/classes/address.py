@@ -45,6 +45,7 @@ _STATE = re.compile(
 )
 _ZIP = re.compile(r"(?P<word>(?i:zip(?: code)?):?) (?P<zip>\d{5})(?P<more>-\d{4})?(?!\d)")
 _POSTCODE = re.compile(r"[A-Z]{1,2}\d[A-Z\d]? \d[A-Z]{2}(?![\w])")
+WORDS = frozenset([*_STREETS, "zip"])
 _CONTEXT = re.compile(r"[\w.,$£€#/-]$")
 _CONTEXT_2 = re.compile(r"[a-z], $")
 

@@ -49,6 +49,7 @@ _ABBREVIATED = re.compile(r"(?P<word>fl|ca|c|b|d|r|est|cir)\. ?(?=(?:1\d|20)\d\d
 _ABBREVIATIONS = pairs(
     "fl = flourished | ca = circa | c = circa | cir = circa | b = born | d = died | r = reigned | est = established"
 )
+WORDS = frozenset([*_NUMBER_OF, *DAYS, *_ABBREVIATIONS])
 _CONTEXT = re.compile(r"[\w$£€]$|\d[.,/:-]$")
 _CONTEXT_2 = re.compile(r"[\w.,/:$£€-]$")
 _CONTEXT_3 = re.compile(r"(?i)\bthe\s$")

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from sonoro.text.english.line import LIKELY, POSSIBLE, SURE, Candidate, before
+from sonoro.text.english.line import LIKELY, POSSIBLE, SURE, UNLIKELY, Candidate, before
 from sonoro.text.english.numbers import digits, grouped
 from sonoro.text.english.tables import pairs
 
@@ -11,10 +11,11 @@ from .common import whole
 
 STARTS = ("digit",)
 
+_ANY_RUN = re.compile(r"\d+", re.ASCII)
 _RUN = re.compile(r"\d++(?![.,]?\d)")
 _SPELLED = re.compile(
-    r"""(?ix) \b (?: end(?:ing|s)[ ](?:in|with) | codes? | pin | otp | zip | dial(?:ed)? | password | passcode | acct
-    | ref | pnr | ext(?:ension)? | text(?=[ ]\d{5,})
+    r"""(?ix) \b (?: end(?:ing|s)(?:[ ](?:in|with))? | codes? | pin | otp | zip | dial(?:ed)? | password | passcode
+    | acct | ref | pnr | ext(?:ension)? | text(?=[ ]\d{5,})
     | (?:serial | account | reference | confirmation | order | tracking)(?:[ ]number)? )
     \.? [:#\ ]* (?:is[ ]|was[ ])? \#? $"""
 )
@@ -25,6 +26,10 @@ _PAIRED = re.compile(
 )
 _NAMED = re.compile(r"(?<![\w.$£€&-])(?!(?:AD|BC|CE|USD|EUR|GBP|CHF|JPY|ISBN|FY) )[A-Z]{2,5}\s$")
 """Capitals before a number that names a model, a standard, a flight."""
+
+NOT_CALLED = POSSIBLE + 2
+LAST_RESORT = UNLIKELY + 2
+"""Above a number without a class: a run of digits that has no other reading from its place on is never lost."""
 
 _EMERGENCY = re.compile(r"(?:911|999|112|411|311|211|988)(?![.,]?\d|[-–/:]\d)")
 _SPECIAL = re.compile(r"(?:24/7|9/11|50[-/]50|20[-/]20|401\(?k\)?|1040|1099|747|737|757|767|777|787)(?![\w/-])")
@@ -46,6 +51,9 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         yield whole(found, LIKELY, grouped(found[0]))
     if found := _EMERGENCY.match(text, at):
         yield whole(found, SURE if _CALL.search(before(text, at)) else NOT_CALLED, digits(found[0]))
+    run = _ANY_RUN.match(text, at)
+    assert run is not None
+    yield whole(run, LAST_RESORT, digits(run[0]))
     found = _RUN.match(text, at)
     if found is None or _CONTEXT_2.search(before(text, at, 1)):
         return
@@ -60,13 +68,14 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         yield whole(found, LIKELY, grouped(found[0]))
 
 
-NOT_CALLED = POSSIBLE + 2
-
 EXAMPLES = (
     ("Call 911", "Call nine one one."),
     ("Room 404, Room 215", "Room four oh four, Room two fifteen."),
     ("Flight 370 from gate 12", "Flight three seventy from gate twelve."),
-    ("your card ending in 8876", "your card ending in eight eight seven six."),
+    (
+        "your card ending in 8876, card ending 8876",
+        "your card ending in eight eight seven six, card ending eight eight seven six.",
+    ),
     ("open 24/7 since 9/11", "open twenty four seven since nine eleven."),
     ("a Boeing 747", "a Boeing seven forty seven."),
     ("The code is 4071.", "The code is four zero seven one."),

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from sonoro.text.english.line import SURE, Candidate, Piece, after, before
 from sonoro.text.english.numbers import cardinal, ordinal, year
+from sonoro.text.english.tables import listed
 
 from .common import whole
 
@@ -42,6 +43,7 @@ _CLEAR = re.compile(r"III?|VIII?|IX|XI{1,3}|XI?V|XVI{1,3}|XIX|IV|VI")
 _I_ENDS = re.compile(
     r"\s*(?:[.,;:!?)\]-]|$|'s\b)|\s(?:of|and|or|to|in|is|was|the|had|has|by|from|died|ruled|reigned)\b"
 )
+WORDS = listed("ii iii iv vi vii viii ix xi xii xiii xiv xv xvi xvii xviii xix xx xxi xxx xl lx xc ci cx cc ll")
 _CONTEXT = re.compile(r"[\w'.&-]$")
 
 
