@@ -23,10 +23,10 @@ from sonoro.ops.plans import CublasPlan, GemvPlan, Plan, TilePlan, plan_for, sma
 from sonoro.ops.tiles import launch_tiles, tile_matmul
 
 _WIDENED_AT_ONCE = 2**23
-"""Weights in 8 bits that are widened for the library, 17 MB."""
+"""Elements of an 8-bit weight that are widened for cuBLAS at a time: 17 MB."""
 
 _GATED_AT_ONCE = 1024
-"""Rows of a gated product that the library makes."""
+"""Rows of `x` in one call of cuBLAS for gate and up."""
 
 
 def norm_linear_reference(
@@ -153,8 +153,8 @@ def linear_add_kernel(
 
 
 def joins_norm(x: Tensor, weight: Tensor) -> bool:
-    """Whether `linear_add_norm` of `x` [B, K] takes a launch less than the sum and the norm apart: where a kernel adds
-    the residual that the one of the product does not."""
+    """Whether `linear_add_norm` of `x` [B, K] needs one launch fewer than `linear_add` and the norm apart: if the
+    product's own kernel cannot add the residual, the norm's kernel adds it."""
     if not (x.is_cuda or (x.is_meta and is_recorded())):
         return False
     plan = plan_for(x.shape[0], weight, False)

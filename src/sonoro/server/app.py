@@ -139,8 +139,8 @@ def uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
 
 
 class LoopErrors:
-    """The event loop's handler of errors, with one line a second where connections cannot be accepted for want of file
-    descriptors: the loop reports each of `BACKLOG` tries."""
+    """Logs the event loop's errors. While connections cannot be accepted for want of file descriptors, it logs one line
+    a second: the loop reports each of `BACKLOG` tries."""
 
     def __init__(self) -> None:
         self._told_s = -math.inf

@@ -16,7 +16,7 @@ class HalfCharacters:
     def __init__(self) -> None:
         self._waiting: dict[int, str] = {}
         self.has_lost = False
-        """Whether the last message was not the second half that its context waited for."""
+        """Whether the context of the last message waited for a second half that the message did not bring."""
 
     def join(self, message: str) -> str | None:
         """`message` with the half that its context waits for before its text, and without one at its end; None if
@@ -27,9 +27,9 @@ class HalfCharacters:
             fields = json.loads(message)
         except (ValueError, RecursionError):
             return message
-        if not isinstance(fields, dict) or fields.get("type") == "synthesize":  # Wyoming's, with a whole text
+        if not isinstance(fields, dict) or fields.get("type") == "synthesize":  # Wyoming; its text is whole
             return message
-        data = fields["data"] if isinstance(fields.get("data"), dict) else fields  # Wyoming's
+        data = fields["data"] if isinstance(fields.get("data"), dict) else fields  # Wyoming nests them
         found = next((name for name in _FIELDS if isinstance(data.get(name), str) and data[name]), None)
         if found is None:
             return message

@@ -23,7 +23,7 @@ from sonoro.transport.process import cancel_tasks
 logger = logging.getLogger(__name__)
 
 MAX_KEYLESS = 64
-"""Connections that have still to show a key, and sessions that need none beside others that do."""
+"""Most connections that have not sent their key yet, and most sessions without a key on a server that has keys."""
 
 VOICES_S = 5.0
 """How often the folder of voices is scanned; a voice deleted by another server is usable for at most that long."""

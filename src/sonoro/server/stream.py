@@ -128,7 +128,7 @@ class Speech:
     @property
     def headers(self) -> dict[str, str]:
         kind, rate = self.body.content_type(self.encoding.encoder.content_type), self.encoding.encoder.rate
-        # nginx, which otherwise holds back what it has not filled a buffer with, passes this on as it comes.
+        # With this header nginx passes every part on at once, instead of waiting until a buffer is full.
         streamed = {"cache-control": "no-store", "x-accel-buffering": "no"}
         return {"content-type": kind, "x-sample-rate": str(rate), **streamed}
 

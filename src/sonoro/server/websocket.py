@@ -63,7 +63,7 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         self._count()
 
     async def receive(self) -> ASGIReceiveEvent:
-        self._unhandled = 0  # the messages before this one
+        self._unhandled = 0  # the application has handled what it received before
         self._count()
         return await super().receive()
 
@@ -78,7 +78,7 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
 
     def handle_text(self, event: Frame) -> None:
         super().handle_text(event)
-        event.data = b""  # the parser keeps the last frame until the next
+        event.data = b""  # free it: the parser keeps the last frame until the next
 
     def handle_bytes(self, event: Frame) -> None:
         super().handle_bytes(event)
