@@ -56,6 +56,39 @@ def patch_once() -> None:
         return types[name]
 
     interpreter._patch_lang, interpreter._get_np_dtype = patch_lang, get_np_dtype
+    make_types_once(interpreter.tl.core, interpreter.TritonSemantic)
+    # Computes what nobody reads: Triton asserts it in its debug mode alone.
+    interpreter.TritonSemantic.binary_op_sanitize_overflow_impl = lambda *_: None
+
+
+def make_types_once(core: Any, semantic: Any) -> None:
+    """Let Triton's interpreter derive the facts of a type of blocks once, not for each tensor, and compare shapes by
+    their numbers: a third of its time."""
+    make_type, types = core.block_type.__init__, dict[tuple[int, tuple[int, ...]], dict[str, Any]]()
+    broadcast = semantic.broadcast_impl_value
+
+    def init_type(self: Any, element_ty: Any, shape: Any) -> None:
+        # The facts hold the element's type, so that its id stays.
+        key = id(element_ty), tuple([getattr(size, "value", size) for size in shape])
+        if key not in types:
+            make_type(self, element_ty, shape)
+            sizes = core.tuple([core.constexpr(size) for size in self.shape])
+            types[key] = {**vars(self), "_of_tensor": (core.constexpr(self.numel), sizes)}
+        vars(self).update(types[key])
+
+    of_scalar = core.constexpr(1), core.tuple([])
+
+    def init_tensor(self: Any, handle: Any, type: Any) -> None:
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.numel, self.shape = type._of_tensor if type.is_block() else of_scalar
+
+    def broadcast_unequal(self: Any, one: Any, other: Any) -> Any:
+        are_blocks = one.type.is_block() and other.type.is_block()
+        is_same = are_blocks and one.type.shape.values == other.type.shape.values
+        return (one, other) if is_same else broadcast(self, one, other)
+
+    core.block_type.__init__, core.tensor.__init__ = init_type, init_tensor
+    semantic.broadcast_impl_value = broadcast_unequal
 
 
 if INTERPRETED:
