@@ -3,9 +3,11 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -26,6 +28,20 @@ __all__ = ["tiny"]
 
 GIB = 2**30
 CONFIG = EngineConfig(slots=4, max_positions=256, max_frames=64, prefill_tokens=512, codec_dtype="float32")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _computed_once() -> Iterator[None]:
+    """Tests of several cards look for what would fit among the same models and configurations."""
+    found: dict[str, Footprint] = {}
+
+    def kept(*asked: Any) -> Footprint:
+        if (key := repr(asked)) not in found:
+            found[key] = footprint(*asked)
+        return found[key]
+
+    with mock.patch("sonoro.compile.footprint.footprint", kept):
+        yield
 
 
 def nbytes(module: torch.nn.Module) -> int:
