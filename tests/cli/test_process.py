@@ -75,7 +75,7 @@ def test_a_signal_before_anything_was_spoken_leaves_what_was_there(
     out = tmp_path / "out.wav"
     out.write_bytes(b"before")
     # Held back until it has ended, nothing comes for a while.
-    arguments = ("-o", str(out), "--force", "--attempts", "2", "--progress", "--option", "subtalker_top_k=1")
+    arguments = ("-o", str(out), "--force", "--attempts", "10", "--progress", "--option", "subtalker_top_k=1")
     with start(models, *arguments, stderr=subprocess.PIPE) as process:
         time.sleep(0.5)
         process.send_signal(number)

@@ -242,7 +242,8 @@ async def until(condition: Callable[[], Any], timeout_s: float = GUARD_S) -> Non
     """Wait until `condition`, which may be a coroutine function, holds."""
     async with asyncio.timeout(timeout_s):
         while not (await held if asyncio.iscoroutine(held := condition()) else held):
-            await asyncio.sleep(0.02)
+            # Asking all the time would take a core from who is waited for.
+            await asyncio.sleep(0.05)
 
 
 def parent_of(pid: int) -> int | None:
