@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 LIMITS = {
-    "lines of src": 39_950,
-    "lines of core": 1_300,
-    "lines of engine": 3_600,
+    "lines of src": 41_900,
+    "lines of core": 1_400,
+    "lines of engine": 3_750,
     "lines of a file": 450,
     "lines of a class": 300,
     "methods of a class": 20,

@@ -75,6 +75,7 @@ DYNAMIC = {
     ("compile.launchers", "import_module('triton.backends.nvidia.driver')"): "needs the driver's library",
     ("compile.variants", "import_module('triton.runtime.cache')"): "Triton may be missing",
     ("compile.variants", "import_module(module)"): "a kernel's own module, from the name in a `Variant`",
+    ("engine.played", "import_module('sonoro.audio.encoders')"): "PyAV takes .25 s to import: only for a rate",
     ("engine_process", "find_spec(module)"): "the factory that the settings name",
     ("engine_process", "import_module(module)"): "the factory that the settings name",
     ("models.fish_s2.official", "import_module('fish_speech.models.text2semantic.inference')"): "official code",

@@ -19,8 +19,10 @@ from sonoro.core.config import EngineConfig
 from sonoro.core.errors import InvalidReference, InvalidRequest, suggestion
 from sonoro.core.types import (
     Finished,
+    Markup,
     ModelSpec,
     OnFault,
+    OnMarkup,
     OptionValue,
     Reference,
     SamplingParams,
@@ -28,6 +30,7 @@ from sonoro.core.types import (
     TextFormat,
 )
 from sonoro.text.english.readable import remarks
+from sonoro.text.script import Lexicon, lexicon_of, read_lexicon, scripted
 
 if TYPE_CHECKING:
     from sonoro.models.base import LoadedModel
@@ -40,11 +43,17 @@ logger = logging.getLogger(__name__)
 _request_numbers = itertools.count()
 
 
+LexiconLike = Lexicon | Mapping[str, Any] | Sequence[Any] | str | Path
+"""A lexicon, its rules, aliases by word, or the path of a file with them."""
+
+
 class RequestFields(TypedDict, total=False):
     """The keywords of a request. One that is left out, or None, is the model's default (seed: 0).
 
     language: one of `TTS.languages`; default: "auto".
     text_format: how the text is written: "auto", "plain", "markdown" or "html", for a model that reads text by classes.
+    markup: the syntax of pauses and the like in the text: "auto", "voices", "ssml", "tags", "deepgram" or "none".
+    on_markup: for markup that the model cannot honour: "refuse", the default, or "plain": speak the text without it.
     instructions: how to speak, or who speaks, in words, if the model accepts that.
     ref_audio: a recording of the voice to clone, 0.5 to 60 s, as a path or a file's bytes, if the model can clone.
     ref_text: transcript of `ref_audio`.
@@ -65,6 +74,8 @@ class RequestFields(TypedDict, total=False):
 
     language: str | None
     text_format: TextFormat | None
+    markup: Markup | None
+    on_markup: OnMarkup | None
     instructions: str | None
     ref_audio: bytes | str | Path | None
     ref_text: str | None
@@ -83,9 +94,11 @@ class RequestFields(TypedDict, total=False):
 
 class SpokenFields(RequestFields, total=False):
     """The keywords of `TTS.generate` and its like: those of a request, and how its audio is played.
-    speed: tempo of the audio, 0.25 to 4, at the same pitch; default: 1."""
+    speed: tempo of the audio, 0.25 to 4, at the same pitch; default: 1.
+    lexicons: how words are said, as for `TTS`, which they come before."""
 
     speed: float
+    lexicons: Sequence[LexiconLike]
 
 
 def speech_request(text: str, voice: str | None = None, **fields: Unpack[RequestFields]) -> SpeechRequest:
@@ -96,8 +109,9 @@ def speech_request(text: str, voice: str | None = None, **fields: Unpack[Request
     given: dict[str, Any] = dict(fields)
     reference = (given.pop(name, None) for name in _REFERENCE_FIELDS)
     sampling = {name: given.pop(name, None) for name in SamplingParams.__struct_fields__}
-    if given.get("text_format", "") is None:
-        del given["text_format"]
+    for name in ("text_format", "markup", "on_markup"):
+        if given.get(name, "") is None:
+            del given[name]
     seed, options = given.pop("seed", None), given.pop("options", {})
     return SpeechRequest(
         id=f"tts-{next(_request_numbers)}",
@@ -145,6 +159,7 @@ class TTS:
     dtype: "bfloat16" or "float32"; None to choose by device.
     load_format: "auto", or "dummy" for random weights.
     config: an `EngineConfig`, a mapping of its fields, or the path of a YAML file with them.
+    lexicons: how words are said, for every request: paths of PLS, JSON or text files, aliases by word, or `Lexicon`s.
 
     `close`, or the end of a `with` block, frees the model. Raises `CheckpointError` or `ConfigError`."""
 
@@ -155,11 +170,14 @@ class TTS:
         dtype: str | None = None,
         load_format: str = "auto",
         config: EngineConfig | Mapping[str, Any] | str | Path | None = None,
+        *,
+        lexicons: Sequence[LexiconLike] = (),
     ) -> None:
         from sonoro.engine.engine import Engine
         from sonoro.models import registry
 
         self.config = _engine_config(config)
+        self._lexicons = _lexicons(lexicons)
         if model is None or isinstance(model, (str, Path)):
             how = {"load_format": load_format, "quantization": self.config.quantization}
             model = registry.load(model, device=device, dtype=dtype, **how)
@@ -281,7 +299,13 @@ class TTS:
             pieces.close()
 
     def _job(
-        self, text: str | SpeechRequest | None = None, voice: str | None = None, *, speed: float = 1.0, **fields: Any
+        self,
+        text: str | SpeechRequest | None = None,
+        voice: str | None = None,
+        *,
+        speed: float = 1.0,
+        lexicons: Sequence[LexiconLike] = (),
+        **fields: Any,
     ) -> _Job:
         if text is None:
             raise InvalidRequest("text", None, "give a text to speak")
@@ -290,7 +314,7 @@ class TTS:
                 raise InvalidRequest(field, value, "a SpeechRequest takes no further fields; make it with this one")
             if text.is_live:
                 raise InvalidRequest("is_live", True, "only an `EngineClient` can append text")
-            return _Job(text, speed)
+            return _Job(with_script(text, self.spec, (*_lexicons(lexicons), *self._lexicons), speed), speed)
         for name in _REFERENCE_FIELDS:
             if fields.get(name):
                 self.spec.check_cloning(name)
@@ -299,7 +323,10 @@ class TTS:
         for name, value in request.options.items():
             if name not in known and (nearest := suggestion(name, [*_KEYWORDS, *known])):
                 raise InvalidRequest(f"options.{name}", value, nearest)
-        for remark in self.remarks(text, request.text_format):
+        request = with_script(request, self.spec, (*_lexicons(lexicons), *self._lexicons), speed)
+        for warning in () if request.script is None else request.script.warnings:
+            logger.warning("not honoured: %s", warning)
+        for remark in self.remarks(written(request), request.text_format):
             logger.warning("%s", remark)
         return _Job(request, speed)
 
@@ -322,7 +349,36 @@ class TTS:
         return audio
 
 
-_KEYWORDS = ("text", "voice", *RequestFields.__annotations__, "speed")
+_KEYWORDS = ("text", "voice", *RequestFields.__annotations__, "speed", "lexicons")
+
+
+def written(request: SpeechRequest) -> str:
+    """The text of `request` without its markup."""
+    return request.text if request.script is None else request.script.text
+
+
+def with_script(
+    request: SpeechRequest, spec: ModelSpec, lexicons: Sequence[LexiconLike], speed: float
+) -> SpeechRequest:
+    """`request` with the script of its text, for audio played at `speed`: what `TTS` makes of a request first."""
+    return request if request.script is not None else scripted(request, spec, _lexicons(lexicons), speed=speed)
+
+
+def _lexicons(given: Sequence[LexiconLike]) -> tuple[Lexicon, ...]:
+    if isinstance(given, str | Mapping):
+        raise InvalidRequest("lexicons", given, "it must be a list, even of one")
+    return tuple(_lexicon(one) for one in given)
+
+
+def _lexicon(given: LexiconLike) -> Lexicon:
+    if isinstance(given, Lexicon):
+        return given
+    if not isinstance(given, (str, Path)):
+        return lexicon_of(given)
+    try:
+        return read_lexicon(Path(given).read_bytes(), str(given))
+    except OSError as error:
+        raise InvalidRequest("lexicons", str(given), f"it must be a readable file ({error.strerror})") from error
 
 
 def _returned_whole(request: SpeechRequest, spec: ModelSpec) -> SpeechRequest:

@@ -49,18 +49,20 @@ class AudioPiece(_Sound):
     """Consecutive audio of a stream: mono `samples` [S] float32 in [-1, 1]; `index` counts from 0.
     `characters`: characters of the text spoken by its end, exact at the end of a segment, else an estimate. `words`:
     those whose times became final with it, in seconds from the start of the stream; the last ones are in
-    `Finished.words`. None if the model gives no word times."""
+    `Finished.words`. None if the model gives no word times. Above 0, the piece is a pause of `pause_s` at speed 1."""
 
     index: int
     characters: int = 0
     words: tuple[Word, ...] | None = None
+    pause_s: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
 class Audio(_Sound):
     """All audio of a request: mono `samples` [S] float32 in [-1, 1]. A notebook displays it as a player.
     `time_to_first_audio_s` and `total_s` count from the acceptance of the request. Times of `words` count from the
-    first sample; None if the model gives none. `faults` are parts of the text probably not spoken as written."""
+    first sample; None if the model gives none. `faults` are parts of the text probably not spoken as written,
+    `warnings` its markup that was not honoured."""
 
     finish_reason: FinishReason
     frames: int
@@ -68,6 +70,7 @@ class Audio(_Sound):
     total_s: float
     words: tuple[Word, ...] | None = None
     faults: tuple[Fault, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def rtf(self) -> float:
@@ -151,7 +154,8 @@ def at_speed(speed: float, pieces: Pieces, sample_rate: int) -> Pieces:
             if received.words is not None:
                 words = (words or ()) + words_at_speed(received.words, speed)
             if isinstance(received, AudioPiece):
-                pcm, characters = encoder.feed(to_pcm16(received.samples)), received.characters
+                pcm = encoder.pause(received.pause_s) if received.pause_s else encoder.feed(to_pcm16(received.samples))
+                characters = received.characters
             else:
                 pcm = encoder.finish()
             if pcm:
@@ -173,4 +177,5 @@ def joined(pieces: Sequence[AudioPiece], finished: Finished, sample_rate: int) -
         total_s=finished.timings.total_s,
         words=tuple(itertools.chain.from_iterable(words)) if words else None,
         faults=finished.faults,
+        warnings=finished.warnings,
     )

@@ -91,7 +91,7 @@ class Encoder:
     The codec is opened at the first feed, which takes up to 5 ms. Raises `InvalidRequest` naming `response_format`,
     `speed`, `sample_rate` or `bit_rate`."""
 
-    _tempo: _Tempo | None = None
+    _tempo: Tempo | None = None
     _resampler: soxr.ResampleStream | None = None
     _coded: _Coded | None = None
 
@@ -137,6 +137,18 @@ class Encoder:
             return self._with_header(pcm[:whole])
         return self._encode(from_pcm16(pcm[:whole]))
 
+    def pause(self, seconds: float) -> bytes:
+        """Encode a pause of `seconds` at the tempo of the input, exact to the sample at the output, behind what is held
+        back; return the bytes that are ready."""
+        assert self._is_open, "the encoder is closed"
+        assert not self._half, "the audio ends within a sample"
+        silence = bytes(2 * round(seconds / self.speed * self.rate))
+        if self.is_quick:
+            return self._with_header(silence)
+        pcm = self._changed(np.zeros(0, np.float32), is_last=True) + silence
+        self._tempo, self._resampler = self._filters()
+        return self._coded.write(pcm) if self._coded else self._with_header(pcm)
+
     def finish(self) -> bytes:
         """Encode what is held back, close, and return the last bytes."""
         assert self._is_open, "the encoder is closed"
@@ -165,24 +177,28 @@ class Encoder:
 
     def _begin(self) -> None:
         self._is_begun = True
-        if self.speed != 1:
-            self._tempo = _Tempo(self._in_rate, self.speed)
-        if self.rate != self._in_rate:
-            self._resampler = soxr.ResampleStream(self._in_rate, self.rate, 1)
+        self._tempo, self._resampler = self._filters()
         if self._format.codec:
             self._coded = _Coded(self._format, self.rate, self._bit_rate)
 
+    def _filters(self) -> tuple[Tempo | None, soxr.ResampleStream | None]:
+        """New filters for tempo and sample rate, as far as they are needed."""
+        tempo = Tempo(self._in_rate, self.speed) if self.speed != 1 else None
+        return tempo, soxr.ResampleStream(self._in_rate, self.rate, 1) if self.rate != self._in_rate else None
+
     def _encode(self, samples: Samples, *, is_last: bool = False) -> bytes:
+        pcm = self._changed(samples, is_last=is_last)
+        return self._coded.write(pcm) if self._coded else self._with_header(pcm)
+
+    def _changed(self, samples: Samples, *, is_last: bool) -> bytes:
+        """PCM16 of `samples` at the tempo and rate of the output; if `is_last`, with all that the filters hold."""
         if not self._is_begun:
             self._begin()
         if self._tempo is not None:
             samples = self._tempo.finish() if is_last else self._tempo.feed(samples)
         if self._resampler is not None:
             samples = self._resampler.resample_chunk(samples, last=is_last)
-        pcm = to_pcm16(samples)
-        if self._coded:
-            return self._coded.write(pcm)
-        return self._with_header(pcm)
+        return to_pcm16(samples)
 
     def _with_header(self, pcm: bytes) -> bytes:
         header, self._header = self._header, b""
@@ -202,7 +218,7 @@ def _check(format: str, speed: float, out_rate: int | None, bit_rate: int | None
         raise InvalidRequest("sample_rate", out_rate, f"it must be from {MIN_RATE} to {MAX_RATE} Hz")
 
 
-class _Tempo:
+class Tempo:
     """Changes the tempo at the same pitch, by ffmpeg's atempo.
     Returns round(S / speed) samples for S. When faster, up to 10 ms more, at most 2%: the filter lags by that much, and
     the end of the last word must not be cut."""
@@ -308,9 +324,9 @@ class Encoding:
         self.encoder, self._threads = encoder, threads
         self._work: Future[bytes] | None = None
 
-    async def feed(self, pcm: bytes) -> bytes:
-        """Encode more PCM16; return the bytes that are ready."""
-        return await self._do(self.encoder.feed, pcm)
+    async def feed(self, pcm: bytes, pause_s: float = 0.0) -> bytes:
+        """Encode more PCM16, or a pause in its place; return the bytes that are ready."""
+        return await (self._do(self.encoder.pause, pause_s) if pause_s else self._do(self.encoder.feed, pcm))
 
     async def finish(self) -> bytes:
         """Encode what is held back; return the last bytes."""
@@ -323,7 +339,7 @@ class Encoding:
         else:
             self._work.add_done_callback(lambda _: self.encoder.close())
 
-    async def _do(self, work: Callable[..., bytes], *arguments: bytes) -> bytes:
+    async def _do(self, work: Callable[..., bytes], *arguments: bytes | float) -> bytes:
         if self.encoder.is_quick:
             return work(*arguments)
         # Kept, because work that has begun continues when its task is cancelled.

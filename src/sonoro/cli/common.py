@@ -4,13 +4,14 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 from typer.models import OptionInfo
 
 from sonoro.core.config import CODEC_DTYPES, QUANTIZATIONS, EngineConfig
 from sonoro.core.errors import ConfigError, InvalidRequest, OutputError
+from sonoro.core.types import Markup
 
 Model = Annotated[str | None, typer.Option(help="checkpoint folder, hub id or known name; default: the built-in voice")]
 NamedModel = Annotated[
@@ -36,6 +37,17 @@ Config = Annotated[
 TextFormatOption = Annotated[
     str | None,
     typer.Option("--text-format", help="how the text is written: auto, plain, markdown or html; default: auto"),
+]
+
+MarkupOption = Annotated[
+    str | None,
+    typer.Option("--markup", help=f"syntax of pauses and the like: {', '.join(get_args(Markup))}; default: auto"),
+]
+OnMarkupOption = Annotated[
+    str | None, typer.Option("--on-markup", help="for markup that the model cannot honour: refuse or plain")
+]
+Lexicons = Annotated[
+    list[Path] | None, typer.Option("--lexicon", help="file with how words are said: PLS, JSON, or lines word=alias")
 ]
 
 FAILURE = 1

@@ -19,7 +19,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from sonoro.api import TTS, AudioPiece, RequestFields, listen, speech_request
+from sonoro.api import TTS, AudioPiece, RequestFields, listen, speech_request, with_script, written
 from sonoro.api_audio import make_captions
 from sonoro.audio.files import FORMATS, STDOUT, STREAMABLE_FORMATS, AudioWriter, check_place, output_format
 from sonoro.cli import common
@@ -27,6 +27,7 @@ from sonoro.cli.common import FAILURE, Stopped, number, read_text, show
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import InvalidReference, InvalidRequest, OutputError
 from sonoro.core.events import Fault, Word
+from sonoro.core.script import shown
 from sonoro.core.types import Finished, OptionValue, SpeechRequest
 
 if TYPE_CHECKING:
@@ -83,6 +84,9 @@ def say(
     voice: Annotated[str | None, typer.Option(help="a voice of the model; `sonoro voices` lists them")] = None,
     language: Annotated[str | None, typer.Option(help="a language of the model, or auto")] = None,
     text_format: common.TextFormatOption = None,
+    markup: common.MarkupOption = None,
+    on_markup: common.OnMarkupOption = None,
+    lexicon: common.Lexicons = None,
     instructions: Annotated[str | None, typer.Option(help="how to speak, or who speaks, in words")] = None,
     ref_audio: Annotated[Path | None, typer.Option(help="recording of the voice to clone")] = None,
     ref_text: Annotated[str | None, typer.Option(help="transcript of --ref-audio")] = None,
@@ -134,7 +138,12 @@ def _say(options: Any) -> int:
             raise OutputError(f"{captions[0][1]}: {speaker.spec.name} gives no word times")
         if options.check and not speaker.finds_faults:
             raise OutputError(f"--check: {speaker.spec.name} cannot tell what was not spoken as written")
-        for remark in speaker.remarks(request.text, request.text_format):
+        request = with_script(request, speaker.spec, options.lexicon or (), options.speed)
+        warnings = () if request.script is None else request.script.warnings
+        for remark in (
+            *(f"not honoured: {one}" for one in warnings),
+            *speaker.remarks(written(request), request.text_format),
+        ):
             print(f"warning: {remark}", file=sys.stderr)
         return _speak_into(speaker, request, options, format, captions)
 
@@ -166,7 +175,8 @@ def _request(options: Any) -> SpeechRequest:
     return msgspec.structs.replace(request, is_reproducible=True)
 
 
-def _write_captions(captions: Captions, text: str, words: Sequence[Word]) -> None:
+def _write_captions(captions: Captions, request: SpeechRequest, words: Sequence[Word]) -> None:
+    text = request.text if request.script is None else shown(request.script, request.text)
     for kind, path in captions:
         try:
             path.write_text(make_captions(kind, text, words), encoding="utf-8")
@@ -269,9 +279,9 @@ def _speak_into(speaker: TTS, request: SpeechRequest, options: Any, format: str,
             (signal.SIGINT, "interrupted") if isinstance(end, KeyboardInterrupt) else (signal.SIGTERM, "terminated")
         )
         kept = f"; {out} holds the first {audio_s:.2f} s" if audio_s and out != STDOUT else ""
-        _write_captions(captions, request.text, words)
+        _write_captions(captions, request, words)
         raise Stopped(how + kept, number) from end
-    _write_captions(captions, request.text, words)
+    _write_captions(captions, request, words)
     summary = _summary(out, audio_s, finished) + "; it replaces an older file" * options.replaces
     if out == STDOUT:
         print(summary, file=sys.stderr)

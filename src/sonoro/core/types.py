@@ -17,12 +17,20 @@ import numpy.typing as npt
 
 from sonoro.core.errors import ErrorFacts, InvalidReference, InvalidRequest, UnknownLanguage, UnknownVoice, suggestion
 from sonoro.core.events import Fault, Word
+from sonoro.core.script import Script
 
 FinishReason = Literal["stop", "length", "runaway", "cancelled", "error"]
 """`stop`: the model emitted its end; `length`: the caller's `max_frames`; `runaway`: the bound from the text."""
 
 TextFormat = Literal["auto", "plain", "markdown", "html"]
 """How a text is written; "auto" finds out by its marks."""
+
+Markup = Literal["auto", "voices", "ssml", "tags", "deepgram", "none"]
+"""The syntax of a text's markup. `auto`: SSML if the text begins as such, else tags that no prose has; `voices`: the
+same and `[voice:NAME]`, `[rate:N]`; `tags`: those of all other services."""
+
+OnMarkup = Literal["refuse", "plain"]
+"""What to do with markup that is not honoured: refuse the text, or speak it without."""
 
 OnFault = Literal["mark", "retry", "continue"]
 """How a segment is handled that is faulty by the model's attention: `mark` reports it; `retry` speaks it again before
@@ -116,10 +124,14 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
     by itself: that is a fault, and the text goes on. By default `attempts` is 1, or 2 if `on_fault` needs it, and
     `on_fault` "retry" if `attempts` is above 1, else "mark".
     `with_words` asks for word times, if the model gives them.
+    `script` is what the markup of `text` says, as `sonoro.text.script.scripted` reads it; None: `text` as it stands.
     `is_resolved`: validated and completed by `ModelSpec.resolve`, once, where the request came in."""
 
     id: str
     text: str
+    markup: Markup = "auto"
+    on_markup: OnMarkup = "refuse"
+    script: Script | None = None
     voice: str | None = None
     voice_digest: str | None = None
     language: str | None = None
@@ -143,9 +155,9 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
         for field in ("text", "voice", "language", "instructions"):
             if field == "text" or getattr(self, field) is not None:
                 check_text(field, getattr(self, field))
-        if self.text_format not in get_args(TextFormat):
-            limit = f"it must be {', '.join(get_args(TextFormat)[:-1])} or {get_args(TextFormat)[-1]}"
-            raise InvalidRequest("text_format", self.text_format, limit)
+        for field, kind in (("text_format", TextFormat), ("markup", Markup), ("on_markup", OnMarkup)):
+            if getattr(self, field) not in (known := get_args(kind)):
+                raise InvalidRequest(field, getattr(self, field), f"it must be {', '.join(known[:-1])} or {known[-1]}")
         if not self.is_live and not self.text.strip():
             raise InvalidRequest("text", self.text, "it must hold at least one character that is not white space")
         if not self.is_live and not is_speakable(self.text):
@@ -156,6 +168,12 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
         self._check_attempts()
         if self.instructions is not None and not self.instructions.strip():
             raise InvalidRequest("instructions", self.instructions, "leave it out instead of giving white space")
+
+    @property
+    def may_have_markup(self) -> bool:
+        """Whether `text` may say more than itself. Quick, as it is asked of every request."""
+        text = self.text
+        return self.markup != "none" and (self.markup == "ssml" or "<" in text or "[" in text or "\\" in text)
 
     @property
     def least_attempts(self) -> int:
@@ -349,20 +367,22 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
 class AudioChunk(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Consecutive audio of one request: PCM16 little-endian mono; `index` counts from 0.
     `characters`: characters of the text spoken by its end, as in `Finished`. `words`: those whose times became final
-    with this chunk; they may begin before it. None if the request does not ask for words or the model gives none."""
+    with this chunk; they may begin before it. None if the request does not ask for words or the model gives none.
+    Above 0, `pause_s` is the exact length of the chunk, which is a pause, at the model's tempo."""
 
     request_id: str
     index: int
     pcm: bytes
     characters: int = 0
     words: tuple[Word, ...] | None = None
+    pause_s: float = 0.0
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The end of a request, after its last `AudioChunk`. `frames`: frames sent as audio.
     `characters`: characters of the text spoken in them, exact at the end of a segment (so all of the text after
     `stop`), else an estimate. `words`: those not sent with a chunk. `faults`: parts probably not spoken as written, if
-    words are asked for or attempts are above 1."""
+    words are asked for or attempts are above 1. `warnings`: markup of the text that was not honoured."""
 
     request_id: str
     reason: FinishReason
@@ -371,6 +391,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     timings: Timings
     words: tuple[Word, ...] | None = None
     faults: tuple[Fault, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):

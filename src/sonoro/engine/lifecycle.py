@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sonoro.core.errors import EngineError, InvalidRequest, border
-from sonoro.core.events import Word
+from sonoro.core.events import Fault, Word
 from sonoro.core.types import AudioChunk, Event, Failed, Finished, FinishReason, ModelSpec
 from sonoro.engine.prompts import Prompts
 from sonoro.engine.request import Progress, Request
@@ -68,20 +68,47 @@ class Output:
 
     def send_held(self, request: Request, now_s: float) -> None:
         """Send the held chunks."""
-        spec = self._spec
+        spec, played, segment = self._spec, request.played, request.segment
         for pcm, frames in request.progress.held:
-            index = request.playback.chunks
-            request.count_sent(frames, now_s, len(pcm) / 2 / spec.sample_rate)
-            characters = request.characters(spec.frame_s)
-            words = self._words(request, request.audio_frames * spec.frame_s - spec.lead_in_s)
-            self.events.append(
-                AudioChunk(request_id=request.params.id, index=index, pcm=pcm, characters=characters, words=words)
-            )
+            if played is None or segment is None:
+                self._send(request, pcm, frames, now_s)
+                continue
+            if not request.playback.has_begun and played.lead_s:
+                self._send_pause(request, played.lead_s, now_s)
+            begins_s = max(request.frames_before * spec.frame_s - spec.lead_in_s, 0.0)
+            self._send(request, played.feed(segment, pcm, begins_s), frames, now_s)
         request.progress.held = []
+
+    def end_segment(self, request: Request) -> None:
+        """Send what follows the audio of a segment that has ended: of a line of a script, its end and its pause."""
+        segment, played = request.segment, request.played
+        if played is None or segment is None or segment.line is None:
+            return
+        now_s = self.clock_s()
+        if rest := played.end(segment):
+            self._send(request, rest, 0, now_s)
+        if segment.ends_line and segment.line.pause_s:
+            self._send_pause(request, segment.line.pause_s, now_s)
+
+    def _send_pause(self, request: Request, pause_s: float, now_s: float) -> None:
+        self._send(request, bytes(2 * round(pause_s * self._spec.sample_rate)), 0, now_s, pause_s)
+
+    def _send(self, request: Request, pcm: bytes, frames: int, now_s: float, pause_s: float = 0.0) -> None:
+        spec, index = self._spec, request.playback.chunks
+        request.count_sent(frames, now_s, len(pcm) / 2 / spec.sample_rate)
+        chunk = AudioChunk(
+            request_id=request.params.id,
+            index=index,
+            pcm=pcm,
+            characters=self._characters(request),
+            words=self._words(request, request.audio_frames * spec.frame_s - spec.lead_in_s),
+            pause_s=pause_s,
+        )
+        self.events.append(chunk)
 
     def finish(self, request: Request, reason: FinishReason) -> None:
         """Send the end of `request`."""
-        characters = request.text_length if reason == "stop" else request.characters(self._spec.frame_s)
+        characters = request.text_length if reason == "stop" else self._characters(request)
         self.events.append(
             Finished(
                 request_id=request.params.id,
@@ -90,9 +117,19 @@ class Output:
                 characters=characters,
                 timings=request.playback.timings(self.clock_s()),
                 words=self._words(request),
-                faults=() if request.words is None else tuple(request.words.faults),
+                faults=self._faults(request),
+                warnings=() if request.params.script is None else request.params.script.warnings,
             )
         )
+
+    def _characters(self, request: Request) -> int:
+        """Characters of the text, as it was sent, spoken by the end of the audio sent so far."""
+        characters = request.characters(self._spec.frame_s)
+        return characters if request.played is None else request.played.position(characters)
+
+    def _faults(self, request: Request) -> tuple[Fault, ...]:
+        faults = () if request.words is None else tuple(request.words.faults)
+        return faults if request.played is None else request.played.faults(faults)
 
     def _count_broken(self, request: Request, samples: int) -> None:
         """Count non-finite `samples`; warn of the first, and again each time the total has doubled."""
@@ -103,7 +140,10 @@ class Output:
 
     def _words(self, request: Request, until_s: float | None = None) -> tuple[Word, ...] | None:
         """The words to report next, up to `until_s`; None if the request does not ask for words."""
-        return request.words.take(until_s) if request.params.with_words and request.words is not None else None
+        if not request.params.with_words or request.words is None:
+            return None
+        words = request.words.take(until_s)
+        return words if request.played is None else request.played.words(words)
 
 
 class Lifecycle:
@@ -240,6 +280,7 @@ class Lifecycle:
         is_again = request.retry is not None and request.retry.settle()
         if not is_again:
             self._output.send_held(request, self._output.clock_s())
+            self._output.end_segment(request)
             if (reason := request.finish_reason) is not None:
                 self._finish(request, reason)
                 return

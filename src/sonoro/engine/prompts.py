@@ -10,7 +10,9 @@ import msgspec
 
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import InvalidRequest
+from sonoro.core.script import Line, Script, unpacked
 from sonoro.core.types import MAX_SEED, SpeechRequest
+from sonoro.engine.played import Played
 from sonoro.engine.request import Request
 from sonoro.models.base import LiveTextModel, Prompt, SpeechModel, Spoken
 from sonoro.models.words import ShowsWords
@@ -34,6 +36,18 @@ _LIVE_MAX_S = 60.0
 """Seconds of audio of a live segment, which bound its letters too."""
 
 
+def spoken_as(params: SpeechRequest, line: Line | None) -> SpeechRequest:
+    """`params` as `line` of its script is spoken."""
+    if line is None or (line.voice is None and line.language is None and line.instructions is None):
+        return params
+    return msgspec.structs.replace(
+        params,
+        voice=line.voice or params.voice,
+        language=line.language or params.language,
+        instructions=line.instructions or params.instructions,
+    )
+
+
 class Prompts:
     """Makes segments and prompts for `model`, for slots of `config` that share `pages` pages."""
 
@@ -49,23 +63,44 @@ class Prompts:
         params = request.params
         # Faults are found by word times too.
         is_watched = params.with_words or (params.attempts or 1) > 1
+        written = params.text if params.script is None else params.script.text
         if is_watched and isinstance(self._model, ShowsWords) and self._model.word_heads.places:
-            request.words = RequestWords(self._model, self._spec, params.text)
+            request.words = RequestWords(self._model, self._spec, written)
         if params.is_live:
             request.live = self._feed(request)
             request.segments = request.live.segments
             request.live.append(params.text)
             return
         if self._spec.text_normalizer is not None:
-            check_readable(params.text)
-        parts = self._split(params)(params.text)
-        if not parts:
+            check_readable(written)
+        if params.script is not None:
+            request.played = Played(params.script, len(params.text), self._spec.sample_rate)
+            request.segments = self._lines(params, params.script)
+        else:
+            request.segments = placed(self._split(params)(written), 0, len(written))
+        if not request.segments:
             raise InvalidRequest("text", params.text, "nothing in it can be spoken")
-        request.segments = placed(parts, 0, len(params.text))
-        most = len(parts) * self._max_frames
+        most = len(request.segments) * self._max_frames
         if params.max_frames is not None and params.max_frames > most:
             limit = f"at most {most} for this text ({self._max_frames} for each segment)"
             raise InvalidRequest("max_frames", params.max_frames, limit)
+
+    def _lines(self, params: SpeechRequest, script: Script) -> list[Segment]:
+        """The segments of a request's `script`."""
+        segments: list[Segment] = []
+        for line in script.lines:
+            asked = spoken_as(params, line)
+            if script.is_plain and self._spec.text_normalizer is not None:
+                asked = msgspec.structs.replace(asked, text_format="plain")
+            origins = unpacked(line.origins)
+            parts = [part.through(origins) for part in self._split(asked)(line.text)]
+            made = placed(parts, segments[-1].end if segments else 0, origins[-1][1]) if parts else []
+            for segment in made:
+                segment.line, segment.ends_line = line, segment is made[-1]
+            segments += made
+        if segments:
+            segments[-1].end = len(script.text)
+        return segments
 
     def prepare(self, request: Request, segment: Segment) -> None:
         """Make the prompt of the current segment of `request`. The model may lower the limit of frames.
@@ -73,7 +108,7 @@ class Prompts:
         segment alone does not fit, and what the model raises."""
         frames = self._most_frames(request, segment)
         seed = (request.params.seed + request.attempt) % (MAX_SEED + 1)
-        limited = msgspec.structs.replace(request.params, max_frames=frames, seed=seed)
+        limited = msgspec.structs.replace(spoken_as(request.params, segment.line), max_frames=frames, seed=seed)
         if segment.ids is None:
             prompt = self._after_what_fits(request, limited, segment.text)
         else:
@@ -96,7 +131,11 @@ class Prompts:
         # `before` is shorter: the current segment and later ones have no frames yet.
         spoken = zip(request.segments, request.before, strict=False)
         # A segment that was broken off at its first word has no text left.
-        before = [Spoken(said.text, frames) for said, frames in spoken if said.text.strip() and len(frames)]
+        before = [
+            Spoken(said.text, frames)
+            for said, frames in spoken
+            if said.text.strip() and len(frames) and spoken_as(request.params, said.line).voice == limited.voice
+        ]
         prompt = self._model.prepare(limited, text, request.index, before, request.voice)
         while before and (excess := prompt.positions + prompt.controls.max_frames - self._max_positions) > 0:
             while before and excess > 0:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
+    from sonoro.engine.played import Played
     from sonoro.models.base import Prompt, Voice
     from sonoro.words.request import RequestWords
 
@@ -129,8 +130,9 @@ class Request:
     """A resolved request, its `params`, and its progress. Only the engine writes it; the scheduler writes `allocation`.
     The current segment is `segments[index]`; of a live request `live` appends to `segments`. `before` holds the frames
     [T, ...] of the earlier segments, `frames_before` counts them. `attempt` counts from 0. Segment `cut_off` was the
-    last to lose its slot for want of text; -1 if none was. `words` times the words, if
-    the request needs that and the model can. `retry` decides about faults; None if nothing can be found or done."""
+    last to lose its slot for want of text; -1 if none was. `words` times the words, if the request needs that and the
+    model can. `played` plays the lines of its script, if it has one. `retry` decides about faults; None if nothing can
+    be found or done."""
 
     params: SpeechRequest
     segments: list[Segment]
@@ -146,6 +148,7 @@ class Request:
     is_paused: bool = False
     cut_off: int = -1
     words: RequestWords | None = None
+    played: Played | None = None
     retry: SegmentRetry | None = None
 
     @property

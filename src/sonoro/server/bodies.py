@@ -62,8 +62,9 @@ class EventBody(_WordsBody):
 
 
 def faults_field(finished: Finished) -> dict[str, object]:
-    """The field `faults` of a body; {} without faults."""
-    return {"faults": msgspec.to_builtins(finished.faults)} if finished.faults else {}
+    """The fields `faults` and `warnings` of a body, as far as there are any."""
+    facts = {"faults": msgspec.to_builtins(finished.faults), "warnings": finished.warnings}
+    return {name: value for name, value in facts.items() if value}
 
 
 class HeldAudio:

@@ -4,9 +4,9 @@ The fields are OpenAI's, common ones of other speech servers, and the model's ow
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 from pydantic import BaseModel, Field, JsonValue, ValidationError, model_validator
@@ -14,19 +14,24 @@ from pydantic import BaseModel, Field, JsonValue, ValidationError, model_validat
 from sonoro.audio.encoders import FORMATS, MAX_BIT_RATE, MAX_RATE, MAX_SPEED, MIN_BIT_RATE, MIN_RATE, MIN_SPEED
 from sonoro.audio.references import MAX_REFERENCE_S
 from sonoro.core.errors import InvalidReference, InvalidRequest, UnknownVoice
+from sonoro.core.script import Script
 from sonoro.core.types import (
     MAX_ATTEMPTS,
     MAX_SEED,
+    Markup,
     ModelSpec,
+    OnMarkup,
     Reference,
     ReferenceUse,
     SamplingParams,
     SpeechRequest,
     TextFormat,
     VoiceMode,
+    is_speakable,
 )
 from sonoro.server.config import OPENAI_VOICES
 from sonoro.server.recordings import Recordings
+from sonoro.text.script import Lexicon, lexicon_of, scripted
 from sonoro.transport.encoded_voice import VoiceFacts
 
 logger = logging.getLogger(__name__)
@@ -40,6 +45,9 @@ MAX_ESCAPES = 500_000
 which some clients escape each slash, 10 ms."""
 MAX_FIELDS = 256
 MAX_NAME_CHARACTERS = 256
+
+MAX_INLINE_RULES = 500
+"""Rules of lexicons in a body: it takes 10 ms to make them ready."""
 
 _BLOCK_BYTES = 2**18
 
@@ -120,6 +128,20 @@ class SpeechBody(WithoutNulls, strict=True, extra="allow", allow_inf_nan=False):
         "auto",
         description="how the input is written, for a model that reads text by classes: the built-in voice",
         json_schema_extra=_or_null("auto", "plain", "markdown", "html"),
+    )
+    markup: Markup = Field(
+        "auto",
+        description="the syntax of pauses, say-as and the like in the input (docs/markup.md)",
+        json_schema_extra=_or_null(*get_args(Markup)),
+    )
+    on_markup: OnMarkup = Field(
+        "refuse",
+        description="for markup that the model cannot honour: refuse the input, or speak its plain text",
+        json_schema_extra=_or_null("refuse", "plain"),
+    )
+    allow_voice_tags: bool | None = Field(None, description="true: as markup voices")
+    lexicons: list[dict[str, JsonValue] | list[JsonValue]] | None = Field(
+        None, max_length=8, description="how words are said: lists of rules, or aliases by word"
     )
     seed: int | None = _number("the same seed gives the same speech; default: 0", 0, MAX_SEED)
     temperature: float | None = _number("0 is greedy", 0, 10)
@@ -250,9 +272,10 @@ def speech_request(
     *,
     references: tuple[Reference, ...] = (),
     registered: Mapping[str, VoiceFacts] = MappingProxyType({}),
+    lexicons: Sequence[Lexicon] = (),
     is_live: bool = False,
 ) -> SpeechRequest:
-    """Make the resolved request of `body` for the model of `spec`.
+    """Make the resolved request of `body` for the model of `spec`. `lexicons` come after those of the body.
     `aliases` maps further names of its voices, in lower case; `registered` maps the uploaded voices that the caller may
     name. Raises `InvalidRequest` (or a subclass) for invalid fields and for what the model cannot do."""
     embedding = None if body.speaker_embedding is None else tuple(body.speaker_embedding)
@@ -268,6 +291,8 @@ def speech_request(
         voice=voice if uploaded is None else uploaded.name,
         language=body.language,
         text_format=body.text_format,
+        markup=_markup(body),
+        on_markup=body.on_markup,
         instructions=body.instructions or None,
         references=references,
         speaker_embedding=embedding,
@@ -282,7 +307,33 @@ def speech_request(
         options=_options(body, request_id, spec),
     )
     # With a digest the voice counts as known; without one, the registered names are for the error message.
-    return spec.resolve(request, {uploaded.name: uploaded.digest} if uploaded else dict.fromkeys(registered, ""))
+    resolved = spec.resolve(request, {uploaded.name: uploaded.digest} if uploaded else dict.fromkeys(registered, ""))
+    lexicons = (*_lexicons(body), *lexicons)
+    if not lexicons and not resolved.may_have_markup:
+        return resolved
+    return scripted(resolved, spec, lexicons, speed=body.speed, aliases=aliases)
+
+
+def script_of(body: SpeechBody, spec: ModelSpec, aliases: Mapping[str, str]) -> Script | None:
+    """The script of the text of `body`, which need not be valid otherwise. Raises `InvalidRequest`."""
+    if not is_speakable(body.input):
+        return None
+    request = SpeechRequest(
+        id="", text=body.input, markup=_markup(body), on_markup=body.on_markup, language=body.language
+    )
+    return scripted(request, spec, _lexicons(body), speed=body.speed, aliases=aliases).script
+
+
+def _markup(body: SpeechBody) -> Markup:
+    return "voices" if body.allow_voice_tags and body.markup == "auto" else body.markup
+
+
+def _lexicons(body: SpeechBody) -> list[Lexicon]:
+    """The lexicons in `body`. Raises `InvalidRequest`."""
+    made = [lexicon_of(rules) for rules in body.lexicons or ()]
+    if (count := sum(len(lexicon.rules) for lexicon in made)) > MAX_INLINE_RULES:
+        raise InvalidRequest("lexicons", f"{count} rules", f"a request has at most {MAX_INLINE_RULES} of its own")
+    return made
 
 
 def _check_task(body: SpeechBody, spec: ModelSpec, *, is_cloned: bool) -> None:

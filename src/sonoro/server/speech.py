@@ -22,7 +22,15 @@ from sonoro.server.keys import Caller
 from sonoro.server.metrics import Metrics
 from sonoro.server.middleware import CLIENT_GONE, Budget, RequestBodies
 from sonoro.server.recordings import Recordings
-from sonoro.server.schemas import SpeechBody, named_voice, parse, read_references, request_body, speech_request
+from sonoro.server.schemas import (
+    SpeechBody,
+    named_voice,
+    parse,
+    read_references,
+    request_body,
+    script_of,
+    speech_request,
+)
 from sonoro.server.stream import AudioBody, Observation, Speech, SpeechResponse, cancel_on_disconnect
 from sonoro.server.voice_directory import VoiceDirectory
 from sonoro.text.splitting import SECONDS_PER_LETTER, spoken_length
@@ -31,6 +39,9 @@ from sonoro.transport.fleet import Fleet
 logger = logging.getLogger(__name__)
 
 _OPENAI_MODEL = re.compile(r"(tts-1|gpt-[\w.-]*(tts|audio))[\w.-]*", re.ASCII)
+
+_NOT_LIVE = ("markup", "on_markup", "allow_voice_tags", "lexicons")
+"""Fields that a session does not take."""
 
 QUICK_BYTES = 4096
 """Bodies shorter than this hold no recording."""
@@ -131,6 +142,9 @@ class SpeechFactory:
 
     async def _make(self, body: SpeechBody, name: str, caller: Caller, *, is_live: bool) -> Speech:
         spec, limit = self.spec(), self._config.max_characters
+        for field in _NOT_LIVE:
+            if is_live and field in body.model_fields_set:
+                raise InvalidRequest(field, getattr(body, field), "the text of a session is spoken as it stands")
         self.check_model(body.model, spec)
         if len(body.input) > limit:
             raise InvalidRequest("input", f"{len(body.input)} characters", f"it must have at most {limit}")
@@ -158,6 +172,7 @@ class SpeechFactory:
         except UnknownVoice:
             await self._voices.scan()
             request = resolved()
+        is_silent = is_silent or (request.script is not None and not request.script.lines)
         sent = self._response_body(body, is_live=is_live)
         return Speech(name, request, self.encoding(body), sent, is_silent=is_silent)
 
@@ -193,15 +208,18 @@ class SpeechFactory:
         spec, config = self.spec(), self._client.settings.config
         encoding = self.encoding(body)
         encoding.close()
-        letters = spoken_length(body.input)
+        script = script_of(body, spec, self._voices.aliases)
+        letters = spoken_length(body.input) if script is None else spoken_length(" ".join(script.texts))
         # Two adjacent segments are together longer than one may be; otherwise they would be one.
-        segments = 1 + 2 * letters // config.segment_letters
+        segments = 1 + 2 * letters // config.segment_letters + (0 if script is None else len(script.lines))
         if body.max_new_tokens is not None:
             audio_s = body.max_new_tokens * spec.frame_s
         else:
             audio_s = segments * min(config.max_frames, spec.max_frames) * spec.frame_s
             if config.bounds_by_text:
                 audio_s = min(audio_s, SECONDS_PER_LETTER * letters + segments * MIN_BOUND_S)
+        if script is not None:
+            audio_s = audio_s / script.slowest + script.pauses_s
         return encoding.encoder.max_bytes(audio_s)
 
     def observe(self, speed: float, arrived_s: float, dialect: str = "native") -> Observation:

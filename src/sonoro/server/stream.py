@@ -130,6 +130,8 @@ class Speech:
         kind, rate = self.body.content_type(self.encoding.encoder.content_type), self.encoding.encoder.rate
         # With this header nginx passes every part on at once, instead of waiting until a buffer is full.
         streamed = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        if self.request.script is not None and (warnings := self.request.script.warnings):
+            streamed["x-sonoro-warnings"] = str(len(warnings))
         return {"content-type": kind, "x-sample-rate": str(rate), **streamed}
 
     def usage(self, finished: Finished) -> dict[str, int]:
@@ -149,7 +151,7 @@ async def encoded_audio(
             if isinstance(event, AudioChunk):
                 observation.add_audio(event.pcm)
                 speech.body.note(event)
-                if audio := await speech.encoding.feed(event.pcm):
+                if audio := await speech.encoding.feed(event.pcm, event.pause_s):
                     yield audio
                 continue
             if event.reason in ("cancelled", "error"):
@@ -164,7 +166,9 @@ async def encoded_audio(
 async def _engine_events(speech: Speech, client: Fleet, gate: Gate) -> AsyncGenerator[AudioChunk | Finished, None]:
     """The events of `speech` from the engine, or of silence if it `is_silent`."""
     if speech.is_silent:
-        for event in silent_events(speech.request.id, speech.request.text, client.spec.sample_rate):
+        script = speech.request.script
+        pause_s = 0.0 if script is None else script.lead_s
+        for event in silent_events(speech.request.id, speech.request.text, client.spec.sample_rate, pause_s):
             yield event
         return
     async with gate.acquire() as permit, contextlib.aclosing(await client.open(speech.request)) as stream:
@@ -173,10 +177,10 @@ async def _engine_events(speech: Speech, client: Fleet, gate: Gate) -> AsyncGene
             yield event
 
 
-def silent_events(request_id: str, text: str, sample_rate: int) -> tuple[AudioChunk, Finished]:
-    """The events of a `text` with nothing to speak: `SILENCE_S` of silence, then `Finished`."""
-    pcm = bytes(2 * round(SILENCE_S * sample_rate))
-    chunk = AudioChunk(request_id=request_id, index=0, pcm=pcm, characters=len(text))
+def silent_events(request_id: str, text: str, sample_rate: int, pause_s: float = 0.0) -> tuple[AudioChunk, Finished]:
+    """The events of a `text` with nothing to speak: its pause, or else `SILENCE_S` of silence; then `Finished`."""
+    pcm = bytes(2 * round((pause_s or SILENCE_S) * sample_rate))
+    chunk = AudioChunk(request_id=request_id, index=0, pcm=pcm, characters=len(text), pause_s=pause_s)
     timings = Timings(first_audio_s=0.0, total_s=0.0)
     return chunk, Finished(request_id=request_id, reason="stop", frames=0, characters=len(text), timings=timings)
 

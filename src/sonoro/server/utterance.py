@@ -197,7 +197,7 @@ class Utterance:
 
     async def _send(self, chunk: AudioChunk) -> None:
         self._observation.add_audio(chunk.pcm)
-        audio = await self._encoding.feed(chunk.pcm)
+        audio = await self._encoding.feed(chunk.pcm, chunk.pause_s)
         # Audio after an abort is not sent, but may bring times of earlier words.
         self._words += at_speed(chunk.words or (), self._body.speed)
         if not self._is_aborted:

@@ -17,6 +17,7 @@ from functools import cached_property, partial
 import sentencex
 
 from sonoro.core.config import MIN_BOUND_S, MIN_SEGMENT_LETTERS
+from sonoro.core.script import Line
 from sonoro.core.types import is_speakable
 
 LETTERS_PER_S = 15.0
@@ -87,6 +88,20 @@ class SpokenText:
         """The text without white space at its ends."""
         return self.part(len(self.text) - len(self.text.lstrip()), len(self.text.rstrip()))
 
+    def through(self, origins: Sequence[Span]) -> SpokenText:
+        """The text, of which the written text has `origins` itself: its origins are composed with those."""
+
+        def trace() -> list[Span]:
+            last = origins[-1][1] if origins else 0
+            return [
+                (origins[start][0], max(origins[end - 1][1], origins[start][0]))
+                if start < end
+                else (origins[start][0] if start < len(origins) else last,) * 2
+                for start, end in self.origins
+            ]
+
+        return SpokenText(self.text, trace)
+
     def moved(self, by: int) -> SpokenText:
         """The text of which the written text begins at character `by` of a longer one."""
         return SpokenText(self.text, lambda: [(start + by, end + by) for start, end in self.origins])
@@ -108,13 +123,16 @@ def joined(parts: Sequence[SpokenText], separator: str = "") -> SpokenText:
 @dataclass(eq=False)
 class Segment:
     """The text of one prompt: `spoken`, which is written as characters `start` to `end` of the request's text.
-    For live text, `ids` are the token ids known so far, all of them once it `is_whole`."""
+    For live text, `ids` are the token ids known so far, all of them once it `is_whole`. `line` is that of a script
+    which it belongs to, and which it `ends_line`."""
 
     spoken: SpokenText
     start: int
     end: int
     ids: list[int] | None = None
     is_whole: bool = True
+    line: Line | None = None
+    ends_line: bool = False
 
     @property
     def text(self) -> str:
@@ -136,6 +154,7 @@ class Segment:
         """Cut the segment before character `at`, which is written at character `written` of the request's text; return
         the rest."""
         rest = Segment(self.spoken.part(at, len(self.text)).stripped(), written, self.end)
+        rest.line, rest.ends_line, self.ends_line = self.line, self.ends_line, False
         self.spoken, self.end = self.spoken.part(0, at), written
         return rest
 
@@ -277,6 +296,11 @@ def _characters(piece: str) -> list[str]:
             clusters.append(piece[start:index])
             start = index
     return [*clusters, piece[start:]]
+
+
+def language_name(code: str) -> str:
+    """The name of the language with the ISO `code`; the code itself if it is unknown, or a name already."""
+    return next((name for name, known in _LANGUAGE_CODES.items() if known == code.lower()), code.lower())
 
 
 def _language_code(text: str, language: str) -> str:

@@ -1,0 +1,137 @@
+"""Plays the lines of a script: makes its pauses exact, applies rate and gain, and tells times and places as they are
+played and as they were sent. Works on the host, for requests with a script alone; knows no model and no tick."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from sonoro.audio.pcm import from_pcm16, to_pcm16
+from sonoro.core.events import Fault, Word
+from sonoro.core.script import Line, Script, Sent
+from sonoro.text.splitting import Segment
+
+if TYPE_CHECKING:
+    from sonoro.audio.encoders import Tempo
+
+SILENT = 32
+"""PCM16 up to this amplitude, -60 dB of full scale, is silence around a pause. The level of the speech cannot decide:
+it is not known when a line begins."""
+
+
+class Played:
+    """The audio of a request with `script`, of a text of `length` characters, at `sample_rate`.
+
+    A pause lasts from the last audible sample before it to the first one behind it. So the silence that the model makes
+    around it is left out: at the end of a line with a pause it is held until something audible follows."""
+
+    def __init__(self, script: Script, length: int, sample_rate: int) -> None:
+        self._rate, self._sent = sample_rate, Sent(script, length)
+        self.lead_s = script.lead_s
+        self._segment: Segment | None = None
+        self._held = np.zeros(0, np.int16)
+        self._tempo: Tempo | None = None
+        self._is_after_pause = script.lead_s > 0
+        self._samples = self._nominal = round(script.lead_s * sample_rate)
+        """Samples played so far; and with those that a change of tempo holds back."""
+        self._starts: list[tuple[float, float, float]] = []
+        """Of each segment: when it begins by the model's frames and as played, in seconds, and its rate."""
+
+    def feed(self, segment: Segment, pcm: bytes, begins_s: float) -> bytes:
+        """The audio to play for `pcm`, more audio of `segment`, which begins `begins_s` after the model's first."""
+        line = segment.line
+        assert line is not None
+        if segment is not self._segment:
+            self._segment = segment
+            self._starts.append((begins_s, self._nominal / self._rate, line.rate))
+        samples = np.frombuffer(pcm, "<i2")
+        if self._is_after_pause:
+            audible = _audible(samples)
+            cut = int(audible[0]) if len(audible) else len(samples)
+            samples, self._is_after_pause = samples[cut:], not len(audible)
+            before, at_s, rate = self._starts[-1]
+            self._starts[-1] = (before + cut / self._rate, at_s, rate)
+        if segment.ends_line and line.pause_s:
+            samples = np.concatenate([self._held, samples])
+            audible = _audible(samples)
+            cut = int(audible[-1]) + 1 if len(audible) else 0
+            samples, self._held = samples[:cut], samples[cut:]
+        return self._play(samples, line)
+
+    def end(self, segment: Segment) -> bytes:
+        """The rest of the audio of `segment`, which has ended; then its line's pause follows, if it ends the line."""
+        line = segment.line
+        assert line is not None
+        if not segment.ends_line:
+            return b""
+        last = b""
+        if self._tempo is not None:
+            last, self._tempo = _amplified(self._tempo.finish(), line), None
+        self._samples += len(last) // 2
+        if line.pause_s:
+            self._held, self._is_after_pause = self._held[:0], True
+            self._samples += round(line.pause_s * self._rate)
+        self._nominal = self._samples
+        return last
+
+    def words(self, words: Sequence[Word]) -> tuple[Word, ...]:
+        """`words` of the written text with their times as played and their places as sent."""
+        made = []
+        for word in words:
+            start, end = self._sent.span(word.start, word.end)
+            times = {"start_s": self._played_s(word.start_s), "end_s": self._played_s(word.end_s, word.start_s)}
+            made.append(msgspec.structs.replace(word, start=start, end=end, **times))
+        return tuple(made)
+
+    def faults(self, faults: Sequence[Fault]) -> tuple[Fault, ...]:
+        """`faults` of the written text, at their places as sent."""
+        position = self._sent.position
+        return tuple(
+            msgspec.structs.replace(
+                fault,
+                start=position(fault.start),
+                end=position(fault.end),
+                continued_at=None if fault.continued_at is None else position(fault.continued_at),
+            )
+            for fault in faults
+        )
+
+    def position(self, at: int) -> int:
+        """Where character `at` of the written text was sent."""
+        return self._sent.position(at)
+
+    def _play(self, samples: npt.NDArray[np.int16], line: Line) -> bytes:
+        self._nominal += round(len(samples) / line.rate)
+        pcm = samples.tobytes() if line.rate == 1 and line.gain == 1 else self._changed(samples, line)
+        self._samples += len(pcm) // 2
+        return pcm
+
+    def _changed(self, samples: npt.NDArray[np.int16], line: Line) -> bytes:
+        played = from_pcm16(samples.tobytes())
+        if line.rate != 1:
+            # PyAV takes .25 s to import, which only such a line needs.
+            self._tempo = self._tempo or import_module("sonoro.audio.encoders").Tempo(self._rate, line.rate)
+            played = self._tempo.feed(played)
+        return _amplified(played, line)
+
+    def _played_s(self, time_s: float, begun_s: float | None = None) -> float:
+        """When what the model speaks at `time_s` is played: within the segment of `begun_s`, if that is given."""
+        by = time_s if begun_s is None else begun_s
+        reached = [one for one in self._starts if one[0] <= by + 1e-9] or self._starts[:1]
+        if not reached:
+            return time_s
+        before_s, at_s, rate = reached[-1]
+        return at_s + max(time_s - before_s, 0.0) / rate
+
+
+def _amplified(samples: npt.NDArray[np.float32], line: Line) -> bytes:
+    return to_pcm16(samples * np.float32(line.gain) if line.gain != 1 else samples)
+
+
+def _audible(samples: npt.NDArray[np.int16]) -> npt.NDArray[np.intp]:
+    return np.flatnonzero((samples > SILENT) | (samples < -SILENT))

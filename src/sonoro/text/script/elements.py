@@ -1,0 +1,186 @@
+"""What the elements of SSML mean, for every syntax that has them. Knows no syntax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+
+from .marked import MAX_GAIN, MAX_RATE, MIN_RATE, Marked, Said
+from .values import STRENGTHS, gain_of, number_of, rate_of, seconds_of
+
+MAX_DEPTH, MAX_ELEMENTS, MAX_ATTRIBUTES, MAX_ATTRIBUTE = 32, 2000, 16, 1000
+
+_HIDDEN = frozenset(("desc", "meta", "metadata"))
+_PLAIN = frozenset(("w", "token"))
+_TEXT_ONLY = frozenset(("sub", "say-as", "phoneme", "spell"))
+_PROSODY_IGNORED = ("pitch", "range", "contour", "duration")
+_UNCHANGED = frozenset(("default", "medium", "+0%", "0%", "+0st"))
+
+
+class Elements:
+    """Tells `marked` what elements begin and end. `hidden` is above 0 within an element that is not spoken."""
+
+    def __init__(self, marked: Marked) -> None:
+        self.marked = marked
+        self.open: list[tuple[str, ExitStack]] = []
+        self.hidden = self._count = 0
+
+    def begin(self, name: str, attributes: dict[str, str], at: int) -> None:
+        """Begin element `name`, in small letters, at `at` of the source. Raises `InvalidRequest`."""
+        self._check(name, attributes, at)
+        undo = ExitStack()
+        self.open.append((name, undo))
+        if name in _HIDDEN:
+            self.hidden += 1
+            undo.callback(self._show)
+        elif (take := _ELEMENTS.get(name)) is not None:
+            take(self, undo, attributes, at)
+        elif name not in _PLAIN:
+            self.marked.ignore(name, at)
+
+    def end(self) -> None:
+        """End the element that began last."""
+        self.open.pop()[1].close()
+
+    def _show(self) -> None:
+        self.hidden -= 1
+
+    def _check(self, name: str, attributes: dict[str, str], at: int) -> None:
+        error = self.marked.error
+        self._count += 1
+        if self.open and self.open[-1][0] in _TEXT_ONLY:
+            raise error(name, at, f"{self.open[-1][0]} holds text only")
+        if len(self.open) >= MAX_DEPTH:
+            raise error(name, at, f"elements are nested at most {MAX_DEPTH} deep")
+        if self._count > MAX_ELEMENTS:
+            raise error(name, at, f"there may be at most {MAX_ELEMENTS} elements")
+        if len(attributes) > MAX_ATTRIBUTES or any(len(value) > MAX_ATTRIBUTE for value in attributes.values()):
+            raise error(name, at, f"at most {MAX_ATTRIBUTES} attributes of {MAX_ATTRIBUTE} characters each")
+
+    def _needed(self, element: str, attributes: dict[str, str], name: str, at: int) -> str:
+        if name not in attributes:
+            raise self.marked.error(f"{element} {name}", at, f"{element} needs the attribute {name}")
+        return attributes[name]
+
+    def _language(self, undo: ExitStack, attributes: dict[str, str], _: int) -> None:
+        if tag := attributes.get("xml:lang"):
+            undo.enter_context(self.marked.styled(language=tag))
+
+    def _sentence(self, undo: ExitStack, attributes: dict[str, str], at: int) -> None:
+        self.marked.border(at)
+        undo.callback(self.marked.border, at)
+        self._language(undo, attributes, at)
+
+    def _break(self, _: ExitStack, attributes: dict[str, str], at: int) -> None:
+        self.marked.pause(break_s(self.marked, attributes, at), "break time", at)
+
+    def _said(self, undo: ExitStack, kind: str, value: str | None, form: str, at: int) -> None:
+        marked, start = self.marked, len(self.marked.text)
+
+        def end() -> None:
+            written = marked.text[start:]
+            marked.said.append(Said(start, len(marked.text), at, kind, written if value is None else value, form))
+
+        undo.callback(end)
+
+    def _sub(self, undo: ExitStack, attributes: dict[str, str], at: int) -> None:
+        self._said(undo, "sub", self._needed("sub", attributes, "alias", at), "", at)
+
+    def _say_as(self, undo: ExitStack, attributes: dict[str, str], at: int) -> None:
+        kind = self._needed("say-as", attributes, "interpret-as", at)
+        self._said(undo, f"say-as {kind}", None, attributes.get("format", ""), at)
+
+    def _phoneme(self, undo: ExitStack, attributes: dict[str, str], at: int) -> None:
+        value = self._needed("phoneme", attributes, "ph", at)
+        self._said(undo, "phoneme", value, attributes.get("alphabet", "ipa"), at)
+
+    def _voice(self, undo: ExitStack, attributes: dict[str, str], at: int) -> None:
+        names, sex = attributes.get("name", ""), attributes.get("gender", "")
+        if not names and not sex:
+            self.marked.ignore("voice", at)
+            return
+        undo.enter_context(self.marked.styled(voice=names or f"<{sex}>"))
+        self._language(undo, attributes, at)
+
+    def _prosody(self, undo: ExitStack, attributes: dict[str, str], at: int) -> None:
+        marked = self.marked
+        for name in _PROSODY_IGNORED:
+            if name in attributes and attributes[name] not in _UNCHANGED:
+                marked.ignore(f"prosody {name}", at)
+        changes = {}
+        if (given := attributes.get("rate")) is not None:
+            changes["rate"] = _within(marked, "prosody rate", rate_of(given), marked.style.rate, at)
+        if (given := attributes.get("volume")) is not None:
+            changes["gain"] = _loud(marked, gain_of(given), at)
+        undo.enter_context(marked.styled(**changes))
+
+    def _emphasis(self, _: ExitStack, attributes: dict[str, str], at: int) -> None:
+        if attributes.get("level") != "none":
+            self.marked.ignore("emphasis", at)
+
+    def _lexicon(self, _: ExitStack, attributes: dict[str, str], at: int) -> None:
+        self.marked.lexicons.append(self._needed("lexicon", attributes, "uri", at))
+
+    def _spell(self, undo: ExitStack, _: dict[str, str], at: int) -> None:
+        self._said(undo, "say-as characters", None, "", at)
+
+    def _speed(self, _: ExitStack, attributes: dict[str, str], at: int) -> None:
+        ratio = number_of(self._needed("speed", attributes, "ratio", at))
+        if ratio is None or not MIN_RATE <= ratio <= MAX_RATE:
+            raise self.marked.error("speed ratio", at, f"it must be a number from {MIN_RATE:g} to {MAX_RATE:g}")
+        self.marked.turn(replace(self.marked.style, rate=ratio))
+
+    def _volume(self, _: ExitStack, attributes: dict[str, str], at: int) -> None:
+        ratio = number_of(self._needed("volume", attributes, "ratio", at))
+        if ratio is None or ratio > MAX_GAIN:
+            raise self.marked.error("volume ratio", at, f"it must be a number from 0 to {MAX_GAIN:g}")
+        self.marked.turn(replace(self.marked.style, gain=ratio))
+
+
+_ELEMENTS: dict[str, Callable[[Elements, ExitStack, dict[str, str], int], None]] = {
+    "speak": Elements._language,
+    "lang": Elements._language,
+    "p": Elements._sentence,
+    "s": Elements._sentence,
+    "break": Elements._break,
+    "sub": Elements._sub,
+    "say-as": Elements._say_as,
+    "phoneme": Elements._phoneme,
+    "voice": Elements._voice,
+    "prosody": Elements._prosody,
+    "emphasis": Elements._emphasis,
+    "lexicon": Elements._lexicon,
+    "spell": Elements._spell,
+    "speed": Elements._speed,
+    "volume": Elements._volume,
+}
+
+
+def break_s(marked: Marked, attributes: dict[str, str], at: int) -> float:
+    """The seconds of a break with `attributes`. Raises `InvalidRequest`."""
+    if (time := attributes.get("time")) is not None:
+        if (seconds := seconds_of(time)) is None:
+            raise marked.error("break time", at, f"{time[:40]!r} is no time such as 750ms or 1.5s")
+        return seconds
+    strength = attributes.get("strength", "medium")
+    if strength not in STRENGTHS:
+        raise marked.error("break strength", at, f"it must be one of {', '.join(STRENGTHS)}")
+    return STRENGTHS[strength]
+
+
+def _within(marked: Marked, name: str, factor: float | None, outer: float, at: int) -> float:
+    """The rate `factor` within one of `outer`. Raises `InvalidRequest` for what is no rate, or out of bounds."""
+    rate = None if factor is None else factor * outer
+    if rate is None or not MIN_RATE <= rate <= MAX_RATE:
+        raise marked.error(name, at, f"it must be slow, fast or a percentage; {MIN_RATE:g} to {MAX_RATE:g} in all")
+    return rate
+
+
+def _loud(marked: Marked, factor: float | None, at: int) -> float:
+    gain = None if factor is None else factor * marked.style.gain
+    if gain is None or gain > MAX_GAIN:
+        raise marked.error(
+            "prosody volume", at, f"it must be soft, loud or decibels; at most {MAX_GAIN:g} times in all"
+        )
+    return gain

@@ -1,0 +1,241 @@
+"""`Marked` to the `Script` that an engine speaks: lines that end at pauses and where the style changes, with what is
+said in place of what is written. Knows what a model honours by its `ModelSpec` alone."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import msgspec
+
+from sonoro.core.errors import UnknownVoice
+from sonoro.core.script import Line, Run, Script, Span, packed
+from sonoro.core.types import ModelSpec, OnMarkup, is_speakable, listed
+from sonoro.text.splitting import language_name
+
+from .lexicon import Lexicon, matches
+from .marked import Marked, Said, Style, place_of
+from .say_as import KINDS, say
+
+_ENDS = ".,;:!?…。、，；：！？—–-"
+_CLOSERS = "\"'”’»)]}」』）"
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """How markup is taken: by the model of `spec`, for a request in `language`. `aliases` are further names of its
+    voices, in lower case."""
+
+    spec: ModelSpec
+    aliases: Mapping[str, str]
+    on_markup: OnMarkup = "refuse"
+    language: str = "auto"
+
+    def find_voice(self, name: str) -> str | None:
+        """The model's own name of a voice; None if it is unknown."""
+        known = self.aliases.get(name.lower(), name.lower())
+        return known if known in self.spec.voices else None
+
+    @property
+    def is_english(self) -> bool:
+        return self.spec.text_normalizer == "english" or self.language.lower() in ("auto", "en", "english")
+
+
+def script_of(marked: Marked, lexicons: Sequence[Lexicon], delivery: Delivery, *, is_plain: bool) -> Script | None:
+    """The script of `marked`; None if it says nothing but its text. Raises `InvalidRequest` for what is not honoured,
+    if the delivery says so."""
+    composed = _Composed(marked, lexicons, delivery)
+    if not composed.changes:
+        return None
+    return composed.script(is_plain=is_plain)
+
+
+@dataclass
+class _Spoken:
+    """A text to say, and the written span of each of its characters."""
+
+    text: str = ""
+    origins: list[Span] = field(default_factory=list)
+
+    def add(self, text: str, start: int) -> None:
+        """Append `text`, written from `start` on."""
+        self.text += text
+        self.origins += [(at, at + 1) for at in range(start, start + len(text))]
+
+    def replace(self, words: str, start: int, end: int) -> None:
+        """Append `words` for what is written from `start` to `end`."""
+        self.text += words
+        self.origins += [(start, end)] * len(words)
+
+    def end_sentence(self, at: int) -> None:
+        """End a sentence at `at`: with a full stop, unless there is punctuation."""
+        said = self.text.rstrip()
+        if said and not _is_ended(said):
+            self.text, self.origins = said, self.origins[: len(said)]
+            self.replace(". ", at, at)
+
+    def stripped(self) -> _Spoken:
+        """The text without white space at its ends."""
+        lead = len(self.text) - len(self.text.lstrip())
+        return _Spoken(self.text.strip(), self.origins[lead : len(self.text.rstrip())])
+
+
+def _is_ended(text: str) -> bool:
+    return text.rstrip(_CLOSERS)[-1:] in tuple(_ENDS)
+
+
+class _Composed:
+    def __init__(self, marked: Marked, lexicons: Sequence[Lexicon], delivery: Delivery) -> None:
+        self._marked, self._delivery, self._spec = marked, delivery, delivery.spec
+        self._warnings: list[str] = []
+        for name, at in marked.ignored:
+            self._refuse(name, at)
+        self._said = self._spoken([*marked.said, *self._of_lexicons(lexicons)])
+        self._starts = [at for at, _ in marked.styles]
+
+    @property
+    def changes(self) -> bool:
+        """Whether anything differs from the text as it was sent."""
+        return bool(self._said or self._warnings or self._marked.text != self._marked.source)
+
+    def script(self, *, is_plain: bool) -> Script:
+        marked = self._marked
+        lead_s, lines = 0.0, list[Line]()
+        cuts = sorted({0, len(marked.text), *marked.pauses, *self._starts})
+        for start, end in [*pairwise(cuts), (cuts[-1], cuts[-1])]:
+            if pause_s := marked.pauses.get(start, 0.0):
+                lead_s, lines = _paused(lead_s, lines, pause_s)
+            spoken = self._line(start, end)
+            if is_speakable(spoken.text):
+                lines.append(self._styled(marked.styles[bisect_right(self._starts, start) - 1][1], spoken, start))
+        if self._spec.text_normalizer is None:
+            lines = [_ended(line) if line.pause_s and line is not lines[-1] else line for line in lines]
+        return Script(
+            text=marked.text,
+            origins=packed(marked.origins),
+            lines=tuple(lines),
+            lead_s=lead_s,
+            warnings=tuple(self._warnings),
+            is_plain=is_plain,
+        )
+
+    def _refuse(self, name: str, at: int) -> None:
+        """Note markup that is not honoured; raise `InvalidRequest` if such a text is refused."""
+        if self._delivery.on_markup == "refuse":
+            raise self._marked.error(name, at, f"{self._spec.name} cannot honour it; on_markup plain speaks the text")
+        self._warnings.append(f"{name} ({place_of(self._marked.source, at)})")
+
+    def _at(self, place: int) -> int:
+        """Where character `place` of the text stands in the source."""
+        origins = self._marked.origins
+        return origins[place][0] if place < len(origins) else len(self._marked.source)
+
+    def _of_lexicons(self, lexicons: Sequence[Lexicon]) -> Iterator[Said]:
+        """What `lexicons` say between the borders of other markup."""
+        marked = self._marked
+        if not lexicons:
+            return
+        borders = {0, len(marked.text), *marked.pauses, *marked.borders, *(at for at, _ in marked.styles)}
+        borders.update(at for said in marked.said for at in said[:2])
+        taken = {at for said in marked.said for at in range(said.start, said.end)}
+        for start, end in pairwise(sorted(borders)):
+            if start not in taken:
+                for found in matches(marked.text, lexicons, start, end):
+                    rule = found.rule
+                    kind = "alias" if rule.phonemes is None else "phoneme"
+                    yield Said(
+                        found.start,
+                        found.end,
+                        self._at(found.start),
+                        kind,
+                        found.alias or rule.phonemes or "",
+                        rule.alphabet,
+                    )
+
+    def _spoken(self, said: Sequence[Said]) -> list[tuple[Span, str]]:
+        """The words for each of `said` that is honoured, in order."""
+        spoken = []
+        for one in sorted(said):
+            kind, _, of = one.kind.partition(" ")
+            words: str | None = None
+            if kind in ("sub", "alias"):
+                words = one.value
+            elif kind == "say-as" and of in KINDS and self._delivery.is_english:
+                words = say(of, one.value, one.form)
+            if words is None:
+                self._refuse(one.kind, one.at)
+            else:
+                spoken.append(((one.start, one.end), words))
+        return spoken
+
+    def _line(self, start: int, end: int) -> _Spoken:
+        """What is said for characters `start` to `end`."""
+        spoken, at = _Spoken(), start
+        said = [(first, last, words) for (first, last), words in self._said if start <= first and last <= end]
+        ends = [(border, border, None) for border in self._marked.borders if start < border <= end]
+        for first, last, words in sorted([*said, *ends], key=lambda one: one[:2]):
+            if first < at:
+                continue
+            spoken.add(self._marked.text[at:first], at)
+            if words is None:
+                spoken.end_sentence(first)
+            else:
+                spoken.replace(words, first, last)
+            at = last
+        spoken.add(self._marked.text[at:end], at)
+        return spoken.stripped()
+
+    def _styled(self, style: Style, spoken: _Spoken, start: int) -> Line:
+        return Line(
+            text=spoken.text,
+            origins=packed(spoken.origins),
+            rate=style.rate,
+            gain=style.gain,
+            voice=None if style.voice is None else self._voice(style.voice, start),
+            language=None if style.language is None else self._language(style.language, start),
+        )
+
+    def _voice(self, name: str, start: int) -> str | None:
+        if name.startswith("<"):
+            found = next((one for one, sex in self._spec.voice_sexes.items() if sex == name[1:-1]), None)
+            if found is None:
+                self._refuse("voice gender", self._at(start))
+            return found
+        names = [name, *name.split()]
+        known = next((voice for one in names if (voice := self._delivery.find_voice(one)) is not None), None)
+        if known is None:
+            place = place_of(self._marked.source, self._at(start))
+            raise UnknownVoice("voice", name, f"{place}: known voices: {listed(self._spec.voices)}")
+        return known
+
+    def _language(self, tag: str, start: int) -> str | None:
+        """The model's name of a language, None for one that it finds out itself or does not speak."""
+        if self._spec.languages == ("auto",):
+            return None
+        name = language_name(tag.partition("-")[0])
+        if name not in self._spec.languages:
+            self._refuse(f"lang {tag[:20]}", self._at(start))
+            return None
+        return name
+
+
+def _paused(lead_s: float, lines: list[Line], pause_s: float) -> tuple[float, list[Line]]:
+    """Add a pause behind the last of `lines`, or before the first."""
+    if not lines:
+        return lead_s + pause_s, lines
+    last = lines[-1]
+    return lead_s, [*lines[:-1], _replaced(last, pause_s=last.pause_s + pause_s)]
+
+
+def _replaced(line: Line, **changes: object) -> Line:
+    return msgspec.structs.replace(line, **changes)
+
+
+def _ended(line: Line) -> Line:
+    """`line` with a comma at its end, if it has no punctuation there: else a model may speak on."""
+    if _is_ended(line.text):
+        return line
+    at = line.origins[-1].start + (line.origins[-1].length - 1) * line.origins[-1].step + line.origins[-1].width
+    return _replaced(line, text=line.text + ",", origins=(*line.origins, Run(1, at, 1, 0)))

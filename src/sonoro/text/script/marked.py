@@ -1,0 +1,125 @@
+"""The one internal form of a text with markup, and what a syntax builds it with. Knows no syntax and no model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from sonoro.core.errors import InvalidRequest
+from sonoro.core.script import Span
+
+MAX_PAUSE_S, MAX_PAUSES_S = 60.0, 600.0
+MIN_RATE, MAX_RATE = 0.25, 4.0
+MAX_GAIN = 4.0
+_SHOWN = 80
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a stretch of text is spoken; None is as the request says."""
+
+    voice: str | None = None
+    rate: float = 1.0
+    gain: float = 1.0
+    language: str | None = None
+    instructions: str | None = None
+
+
+class Said(NamedTuple):
+    """What is spoken in place of characters `start` to `end`, as markup at `at` of the source says. `value` depends on
+    the `kind`: an alias, the text of a say-as with its `form`, or phonemes in the alphabet `form`."""
+
+    start: int
+    end: int
+    at: int
+    kind: str
+    value: str
+    form: str = ""
+
+
+class Ignored(NamedTuple):
+    """Markup that the syntax does not honour: its `name`, and where it was sent."""
+
+    name: str
+    at: int
+
+
+@dataclass
+class Marked:
+    """A text without its markup, with an origin for each character, and what the markup says, by character of `text`.
+
+    `styles` has the style from each place on, `pauses` the seconds of silence at a place, `borders` the places where a
+    sentence ends whatever the punctuation. What `ignored` lists was left out of this."""
+
+    source: str
+    text: str = ""
+    origins: list[Span] = field(default_factory=list)
+    styles: list[tuple[int, Style]] = field(default_factory=lambda: [(0, Style())])
+    pauses: dict[int, float] = field(default_factory=dict)
+    borders: set[int] = field(default_factory=set)
+    said: list[Said] = field(default_factory=list)
+    ignored: list[Ignored] = field(default_factory=list)
+    lexicons: list[str] = field(default_factory=list)
+
+    @property
+    def style(self) -> Style:
+        return self.styles[-1][1]
+
+    def add(self, text: str, start: int, end: int | None = None) -> None:
+        """Append `text`, sent from `start` on, character by character, or as a whole up to `end`."""
+        self.text += text
+        if end is None or end - start == len(text):
+            self.origins += [(at, at + 1) for at in range(start, start + len(text))]
+        else:
+            self.origins += [(start, end)] * len(text)
+
+    def turn(self, style: Style) -> None:
+        """Continue in `style`."""
+        if self.styles[-1][0] == len(self.text):
+            self.styles.pop()
+        if not self.styles or style != self.style:
+            self.styles.append((len(self.text), style))
+
+    @contextmanager
+    def styled(self, **changes: object) -> Iterator[None]:
+        """A context in which the style has `changes`."""
+        before = self.style
+        self.turn(replace(before, **changes))  # type: ignore[arg-type]
+        yield
+        self.turn(before)
+
+    def pause(self, seconds: float, name: str, at: int) -> None:
+        """Add a pause here, written as `name` at `at` of the source. Raises `InvalidRequest` if it is too long."""
+        if not 0 <= seconds <= MAX_PAUSE_S:
+            raise self.error(name, at, f"a pause has 0 to {MAX_PAUSE_S:g} s")
+        self._separate(at)
+        if seconds:
+            place = len(self.text)
+            self.pauses[place] = self.pauses.get(place, 0.0) + seconds
+        if sum(self.pauses.values()) > MAX_PAUSES_S:
+            raise self.error(name, at, f"all pauses together have at most {MAX_PAUSES_S:g} s")
+
+    def border(self, at: int) -> None:
+        """End a sentence here, at `at` of the source."""
+        self._separate(at)
+        self.borders.add(len(self.text))
+
+    def _separate(self, at: int) -> None:
+        """Part the words before from those to come."""
+        if self.text and not self.text[-1].isspace():
+            self.add(" ", at, at)
+
+    def ignore(self, name: str, at: int) -> None:
+        self.ignored.append(Ignored(name, at))
+
+    def error(self, name: str, at: int, limit: str) -> InvalidRequest:
+        """The error that refuses the markup `name` at `at`."""
+        return InvalidRequest("text", name[:_SHOWN], f"{place_of(self.source, at)}: {limit}")
+
+
+def place_of(source: str, at: int) -> str:
+    """Line and column of character `at`, from 1."""
+    before = source[:at]
+    return f"line {before.count(chr(10)) + 1}, column {at - (before.rfind(chr(10)) + 1) + 1}"

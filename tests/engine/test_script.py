@@ -1,0 +1,145 @@
+"""An engine plays a script: pauses exact to the sample, rates, gains and voices, however the audio is streamed."""
+
+import msgspec
+import numpy as np
+import pytest
+from families import TinyFamily, tiny
+from sine_engines import Engine
+from sine_models import ShownSineModel, SineModel
+
+from sonoro.core.config import EngineConfig
+from sonoro.core.errors import InvalidRequest
+from sonoro.core.types import AudioChunk, Event, Failed, Finished, SpeechRequest
+from sonoro.engine.played import SILENT
+from sonoro.text.script import scripted
+
+__all__ = ["tiny"]
+
+CONFIG = EngineConfig(slots=2, max_positions=512, max_frames=200, prefill_tokens=512)
+
+
+def events(model: SineModel, text: str, **fields: object) -> list[Event]:
+    engine = Engine(model, CONFIG)
+    request = SpeechRequest(id="a", text=text, with_words=True, **fields)
+    engine.submit(model.spec.resolve(scripted(request, model.spec)))
+    made = []
+    while engine.has_work:
+        made += engine.tick()
+    assert not any(isinstance(event, Failed) for event in made), made
+    return made
+
+
+def audio(made: list[Event]) -> np.ndarray:
+    return np.frombuffer(b"".join(event.pcm for event in made if isinstance(event, AudioChunk)), "<i2")
+
+
+def silences(samples: np.ndarray) -> list[int]:
+    """The lengths of silences above 10 ms."""
+    audible = np.flatnonzero(np.abs(samples.astype(int)) > SILENT)
+    gaps = np.diff([-1, *audible, len(samples)]) - 1
+    return [int(gap) for gap in gaps if gap > 80]
+
+
+class QuietSineModel(ShownSineModel):
+    """Is silent for the first and the last three frames of a segment."""
+
+    def frame(self, state, slots):
+        super().frame(state, slots)
+        for slot in slots.tolist():
+            at = int(state.length[slot]) - 1
+            is_quiet = at < 3 or at >= int(state.target[slot]) - 3
+            state.frames[slot, at, 1] = 0 if is_quiet else 50
+
+
+@pytest.mark.parametrize("kind", [ShownSineModel, QuietSineModel])
+@pytest.mark.parametrize("is_reproducible", [True, False])
+def test_a_pause_is_exact_to_the_sample(kind: type[SineModel], is_reproducible: bool) -> None:
+    text = 'Good morning to you<break time="750ms"/>my friends of old<break time="61ms"/>[pause:2.5s]and all!'
+    samples = audio(events(kind(), text, is_reproducible=is_reproducible))
+    assert [gap for gap in silences(samples) if gap > 300] == [round(0.75 * 8000), round(2.561 * 8000)]
+
+
+def test_pauses_before_and_after_everything_are_played() -> None:
+    samples = audio(events(QuietSineModel(), "[pause:1s]Hello my friend[pause:0.5s]"))
+    assert (silences(samples)[0], silences(samples)[-1]) == (8000, 4000)
+
+
+def test_chunks_of_pauses_say_so_and_their_length() -> None:
+    made = events(ShownSineModel(), "Hello there[pause:1s]friend")
+    [pause] = [event for event in made if isinstance(event, AudioChunk) and event.pause_s]
+    assert (pause.pause_s, pause.pcm) == (1.0, bytes(16000))
+    assert [event.index for event in made if isinstance(event, AudioChunk)] == list(range(len(made) - 1))
+
+
+def test_words_have_the_times_and_places_of_what_was_sent() -> None:
+    text = "Good [pause:1s]morning"
+    made = events(QuietSineModel(), text)
+    words = [word for event in made for word in event.words or ()]
+    assert [(word.text, text[word.start : word.end]) for word in words] == [("Good",) * 2, ("morning",) * 2]
+    samples = audio(made)
+    resumed = np.flatnonzero(np.abs(samples[4000:].astype(int)) > SILENT)
+    after_s = (4000 + int(resumed[np.argmax(np.diff(resumed)) + 1])) / 8000
+    assert words[1].start_s == pytest.approx(after_s, abs=0.05)
+    assert made[-1].characters == len(text)
+
+
+def test_markup_that_changes_nothing_gives_the_same_audio() -> None:
+    plain = audio(events(ShownSineModel(), "Good morning"))
+    assert np.array_equal(plain, audio(events(ShownSineModel(), "<speak>Good morning</speak>")))
+
+
+def test_gain_and_rate_change_their_line_alone() -> None:
+    plain = audio(events(ShownSineModel(), "One two three. Four five six."))
+    louder = audio(
+        events(ShownSineModel(), '<speak><prosody volume="-6dB">One two three. Four five six.</prosody></speak>')
+    )
+    assert np.abs(louder - plain * 10 ** (-6 / 20)).max() <= 1
+    slow = audio(events(ShownSineModel(), '<speak><prosody rate="50%">One two three. Four five six.</prosody></speak>'))
+    assert len(slow) == 2 * len(plain)
+
+
+def test_a_change_of_voice_begins_a_segment_of_that_voice() -> None:
+    text = '<speak><voice name="high">Good day to you.</voice><voice name="low">And you.</voice></speak>'
+    made = audio(events(ShownSineModel(), text))
+    high = audio(events(ShownSineModel(), "Good day to you.", voice="high"))
+    assert np.array_equal(made[: len(high)], high)
+
+
+def test_a_script_without_a_line_is_refused() -> None:
+    engine = Engine(model := ShownSineModel(), CONFIG)
+    request = scripted(SpeechRequest(id="a", text="<speak/>"), model.spec)
+    with pytest.raises(InvalidRequest, match="nothing in it can be spoken"):
+        engine.submit(model.spec.resolve(request))
+
+
+def test_what_was_not_honoured_is_told_at_the_end() -> None:
+    made = events(ShownSineModel(), "<speak>Hi <mark name='x'/> there</speak>", on_markup="plain")
+    assert isinstance(made[-1], Finished)
+    assert made[-1].warnings == ("mark (line 1, column 11)",)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(made[-1]), type=Finished) == made[-1]
+
+
+def test_a_pause_is_exact_in_every_family(tiny: TinyFamily) -> None:
+    engine = Engine(tiny.load().model, CONFIG)
+    rate = engine.spec.sample_rate
+    for seed in range(8):
+        text = "[pause:500ms]One two[pause:750ms]three four<break time='10ms'/>five[pause:1s]"
+        request = SpeechRequest(id="a", text=text, seed=seed)
+        engine.submit(engine.spec.resolve(scripted(request, engine.spec)))
+        made = []
+        while engine.has_work:
+            made += engine.tick()
+        chunks = [event for event in made if isinstance(event, AudioChunk)]
+        assert not any(isinstance(event, Failed) for event in made), made
+        pauses = [number for number, chunk in enumerate(chunks) if chunk.pause_s]
+        lengths = [round(seconds * rate) for seconds in (0.5, 0.75, 0.01, 1.0)]
+        assert [len(chunks[number].pcm) // 2 for number in pauses] == lengths[: len(pauses)]
+        for number in pauses:
+            assert not np.frombuffer(chunks[number].pcm, "<i2").any()
+            before, after = audio(chunks[:number]), audio(chunks[number + 1 :])
+            assert number == 0 or abs(int(before[-1])) > SILENT or not before[-100:].any()
+            assert not len(after) or abs(int(after[0])) > SILENT
+        # A random model need not end by itself: what runs away ends the request.
+        if len(pauses) > 1:
+            return
+    pytest.fail("no request reached its second pause")

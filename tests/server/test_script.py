@@ -1,0 +1,104 @@
+"""Markup over HTTP: pauses in every format and body, refusals with their place, warnings, lexicons of a request."""
+
+import base64
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from servers import Server, check_error, serving
+from sine_engines import nothing_left, run
+
+__all__ = ["nothing_left"]
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+SPEECH = "/v1/audio/speech"
+TEXT = 'Good morning<break time="750ms"/>my friends'
+
+
+async def answer(server: Server, text: str, **fields: Any) -> Any:
+    return await server.http.post(SPEECH, json={"input": text, "response_format": "pcm"} | fields)
+
+
+def longest_silence(pcm: bytes) -> int:
+    audible = np.flatnonzero(np.abs(np.frombuffer(pcm, "<i2").astype(int)) > 32)
+    return int(np.diff(audible).max()) - 1
+
+
+@pytest.mark.parametrize("form", ["audio", "sse", "json"])
+def test_a_pause_is_exact_in_every_body(form: str) -> None:
+    def audio_of(sent: Any) -> bytes:
+        if form == "audio":
+            return bytes(sent.content)
+        if form == "json":
+            return base64.b64decode(sent.json()["audio"])
+        events = [json.loads(part.removeprefix("data: ")) for part in sent.text.split("\n\n") if part]
+        return b"".join(base64.b64decode(event["audio"]) for event in events if "audio" in event)
+
+    async def ask() -> None:
+        async with serving("shown") as server:
+            sent = await answer(server, TEXT, stream_format=form)
+            assert sent.status_code == 200, sent.text
+            assert longest_silence(audio_of(sent)) == 6000
+
+    run(ask())
+
+
+def test_a_pause_keeps_its_length_at_another_speed() -> None:
+    async def ask() -> None:
+        async with serving("shown") as server:
+            texts = (TEXT, "Good morning,", "my friends")
+            whole, *parts = [(await answer(server, text, speed=2.0)).content for text in texts]
+            # Silence around the pause is left out; the sine has up to a sample of it.
+            assert abs(len(whole) - 2 * 6000 - sum(map(len, parts))) <= 4
+
+    run(ask())
+
+
+def test_markup_is_refused_with_its_place_or_listed() -> None:
+    async def ask() -> None:
+        async with serving("shown") as server:
+            text = "<speak>One <mark name='m'/>two</speak>"
+            check_error(await answer(server, text), 400, "input")
+            assert "line 1, column 12" in (await answer(server, text)).json()["error"]["message"]
+            plain = await answer(server, text, on_markup="plain")
+            assert (plain.status_code, plain.headers["x-sonoro-warnings"]) == (200, "1")
+            told = (await answer(server, text, on_markup="plain", stream_format="json")).json()
+            assert told["warnings"] == ["mark (line 1, column 12)"]
+            check_error(await answer(server, "x", markup="html"), 400, "markup")
+
+    run(ask())
+
+
+def test_nothing_to_speak_is_its_pause_or_a_moment_of_silence() -> None:
+    async def ask() -> None:
+        async with serving("shown") as server:
+            assert (await answer(server, "[pause:1s]", speed=2.0)).content == bytes(16000)
+            assert (await answer(server, "<speak/>")).content == bytes(2 * 1600)
+
+    run(ask())
+
+
+def test_a_request_brings_lexicons_of_its_own() -> None:
+    async def ask() -> None:
+        async with serving("shown") as server:
+            long = await answer(server, "SQL", lexicons=[{"SQL": "sequel and more"}])
+            assert len(long.content) == 160 * len("sequel and more")
+            rules = [{"text": "SQL", "alias": "sequel", "case_sensitive": False}]
+            assert len((await answer(server, "sql", lexicons=[rules])).content) == 160 * len("sequel")
+            check_error(await answer(server, "SQL", lexicons=[[{"text": "SQL"}]]), 400, "lexicons")
+
+    run(ask())
+
+
+def test_voices_change_within_a_text() -> None:
+    async def ask() -> None:
+        async with serving("shown") as server:
+            text = "[voice:high]Good day to you.[voice:low]And you."
+            changed = (await answer(server, text, allow_voice_tags=True)).content
+            high = (await answer(server, "Good day to you.", voice="high")).content
+            assert changed[: len(high)] == high
+            check_error(await answer(server, "[voice:x]Hi", allow_voice_tags=True), 404, "voice")
+
+    run(ask())
