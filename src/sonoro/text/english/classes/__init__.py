@@ -19,12 +19,15 @@ from . import (
     fraction,
     identifier,
     initialism,
+    length,
     math,
     measure,
     money,
     ordinal,
+    period,
     range_,
     roman,
+    scripture,
     telephone,
     time,
     version,
@@ -43,12 +46,15 @@ CLASSES: tuple[ModuleType, ...] = (
     fraction,
     identifier,
     initialism,
+    length,
     math,
     measure,
     money,
     ordinal,
+    period,
     range_,
     roman,
+    scripture,
     telephone,
     time,
     version,
@@ -56,7 +62,7 @@ CLASSES: tuple[ModuleType, ...] = (
 
 WORDS = frozenset(
     form
-    for module in (abbreviation, address, date, roman)
+    for module in (abbreviation, address, date, period, roman, scripture)
     for word in module.WORDS
     for form in (word.lower(), word.capitalize())
 )

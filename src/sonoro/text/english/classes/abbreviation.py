@@ -49,7 +49,8 @@ _BEFORE_NUMBER = pairs(
 )
 _NEEDS_DOT = frozenset(["p", "pp", "art", "sec", "para", "no", "app", "ln"])
 _WORDS = pairs(
-    "w/o = without | etc = et cetera | y/o = years old | c/o = care of | b/c = because | n/a = not applicable | "
+    "w/o = without | et al. = et al | etc = et cetera | "
+    " y/o = years old | c/o = care of | b/c = because | n/a = not applicable | "
     "N/A = not applicable | Ctrl = Control | aka = also known as | a.k.a. = also known as | e.g. = for example | "
     "i.e. = that is | vs = versus | Mr = Mister | Mrs = Missus | Ms = Miz | Prof = Professor | 4K = four K | "
     "8K = eight K | and/or = and or | he/she = he or she | him/her = him or her | his/her = his or her | "
@@ -63,28 +64,28 @@ _TITLE = re.compile(rf"(?P<word>{'|'.join(_TITLES)})(?P<dot>\.?)(?=\s(?:[A-Z]|& 
 _WITH_DOT = re.compile(rf"(?P<word>{'|'.join(sorted(_DOTTED, key=len, reverse=True))})\.(?P<comma>,?)")
 _NUMBERED = re.compile(
     rf"(?P<word>(?i:{'|'.join(sorted(_BEFORE_NUMBER, key=len, reverse=True))}))(?P<dot>\.?)\s?"
-    r"(?=#?\d|(?-i:[IVXL]+)(?![\w]))"
+    r"(?=[#(]?\d|(?-i:[IVXL]+)(?![\w]))"
 )
 _WITH = re.compile(r"w/\s?(?=\w)")
 _AGAINST = re.compile(r"vs?\.?(?= [A-Z])")
 _HASH = re.compile(r"(?:#|№\s?)(?=\d)")
-WORDS = frozenset([*_TITLES, *_DOTTED, *_BEFORE_NUMBER, *_WORDS])
-_CONTEXT = re.compile(r"[\w']$")
-_CONTEXT_2 = re.compile(r"[A-Z][a-z]+ $")
-_CONTEXT_3 = re.compile(r"[/.]$")
+WORDS = frozenset([*_TITLES, *_DOTTED, *_BEFORE_NUMBER, *(word.split()[0] for word in _WORDS)])
+_IN_WORD = re.compile(r"[\w']$")
+_AFTER_NAME = re.compile(r"[A-Z][a-z]+ $")
+_IN_ADDRESS = re.compile(r"[/.]$")
 
 
 def recognise(text: str, at: int) -> Iterator[Candidate]:
     context = before(text, at, 1)
-    if _CONTEXT.search(context):
+    if _IN_WORD.search(context):
         return
     if found := _HASH.match(text, at):
         yield whole(found, SURE, "number")
-    if (found := _AGAINST.match(text, at)) and _CONTEXT_2.search(before(text, at)):
+    if (found := _AGAINST.match(text, at)) and _AFTER_NAME.search(before(text, at)):
         yield whole(found, SURE, "versus")
     if found := _WITH.match(text, at):
         yield whole(found, SURE, "with")
-    if (found := _WORD.match(text, at)) and not _CONTEXT_3.search(context):
+    if (found := _WORD.match(text, at)) and not _IN_ADDRESS.search(context):
         word = found[0].rstrip(",")
         comma = "," * (found["comma"] != "" or word in ("e.g.", "i.e."))
         yield _said(found, word, _WORDS[word], comma)

@@ -46,13 +46,13 @@ _STATE = re.compile(
 _ZIP = re.compile(r"(?P<word>(?i:zip(?: code)?):?) (?P<zip>\d{5})(?P<more>-\d{4})?(?!\d)")
 _POSTCODE = re.compile(r"[A-Z]{1,2}\d[A-Z\d]? \d[A-Z]{2}(?![\w])")
 WORDS = frozenset([*_STREETS, "zip"])
-_CONTEXT = re.compile(r"[\w.,$£€#/-]$")
-_CONTEXT_2 = re.compile(r"[a-z], $")
+_JOINED = re.compile(r"[\w.,$£€#/-]$")
+_AFTER_PLACE = re.compile(r"[a-z], $")
 
 
 def recognise(text: str, at: int) -> Iterator[Candidate]:
     context = before(text, at)
-    if _CONTEXT.search(context):
+    if _JOINED.search(context):
         return
     if (found := _STREET.match(text, at)) and not found["name"].endswith((". ", " the ", " of ")):
         yield _street(text, found)
@@ -61,7 +61,7 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
             found, SURE / 4, _STREETS[found["kind"]], mark="." * (bool(found["dot"]) and _ends(text, found.end()))
         )
     if found := _STATE.match(text, at):
-        is_placed = _CONTEXT_2.search(context) and re.match(r"\s*(?:[.,;)\n]|$)", after(text, found.end()))
+        is_placed = _AFTER_PLACE.search(context) and re.match(r"\s*(?:[.,;)\n]|$)", after(text, found.end()))
         if found["zip"]:
             more = f", {digits(found['more'])}" if found["more"] else ""
             yield whole(found, SURE, f"{_STATES[found['state']]} {digits(found['zip'])}{more}")
@@ -111,7 +111,7 @@ def _is_street(text: str, found: re.Match[str]) -> bool:
 
 
 def _ends(text: str, at: int) -> bool:
-    return re.match(r"\s*$|\s+[\"'(]*[A-Z]", after(text, at)) is not None
+    return re.match(r"\s*$|\s+(?!Apt|Ste\b|Suite|Unit|Floor|Bldg|Rm\b)[\"'(]*[A-Z]", after(text, at)) is not None
 
 
 EXAMPLES = (

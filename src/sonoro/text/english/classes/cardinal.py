@@ -23,23 +23,23 @@ _COMMA = re.compile(r"(?:\d{1,3},\d\d|0,\d)(?![\w]|[.,]\d)")
 _COUNTED = re.compile(rf"\s+(?:{SCALE}|people|times|items|points|votes|men|women|students|users|pages|words)\b")
 _OWNER = re.compile(rf"(?P<number>{FORM})'[sS](?![\w'])")
 _LIKE_YEAR = range(1100, 2100)
-_CONTEXT = re.compile(r"[\w.]$")
-_CONTEXT_2 = re.compile(r"[\w.,']$")
-_CONTEXT_3 = re.compile(r"[\d.,]$")
+_IN_TOKEN = re.compile(r"[\w.]$")
+_IN_NUMBER = re.compile(r"[\w.,']$")
+_AFTER_DIGITS = re.compile(r"[\d.,]$")
 
 
 def recognise(text: str, at: int) -> Iterator[Candidate]:
     if found := _SCIENTIFIC.match(text, at):
         sign, power = (found[2], found[3]) if found[3] else (found[4], found[5])
         is_written = found[3] is None or "." in found[1] or "e" in found[0] or bool(found[2])
-        if is_written and not _CONTEXT.search(before(text, at, 1)):
+        if is_written and not _IN_TOKEN.search(before(text, at, 1)):
             minus = "minus " * (sign == "-")
             yield whole(found, SURE, f"{decimal(found[1])} times ten to the power of {minus}{cardinal(power)}")
     if found := _SPACED.match(text, at):
         yield whole(found, LIKELY, cardinal(found[0].replace(" ", "")))
-    if (found := _GROUPED.match(text, at)) and not _CONTEXT_2.search(before(text, at, 1)):
+    if (found := _GROUPED.match(text, at)) and not _IN_NUMBER.search(before(text, at, 1)):
         yield whole(found, LIKELY, cardinal(re.sub(r"\D", "", found[0])))
-    if (found := _COMMA.match(text, at)) and not _CONTEXT_3.search(before(text, at, 1)):
+    if (found := _COMMA.match(text, at)) and not _AFTER_DIGITS.search(before(text, at, 1)):
         yield whole(found, POSSIBLE, decimal(found[0].replace(",", ".")))
     if found := _SHORT_SCALE.match(text, at):
         yield pieces(found, LIKELY, (decimal(found["number"]), "number"), (_SCALES[found["scale"].lower()], "scale"))
@@ -54,7 +54,7 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     number = found["number"]
     if (owner := _OWNER.match(text, at)) and not found["minus"]:
         yield whole(owner, NUMBER - 1, decimal(owner["number"]) + "'s")
-    if number[0] == "." and _CONTEXT.search(before(text, at, 1)):
+    if number[0] == "." and _IN_TOKEN.search(before(text, at, 1)):
         return
     minus_sign: tuple[tuple[str, str], ...] = (("minus", "minus"),) if found["minus"] else ()
     if (

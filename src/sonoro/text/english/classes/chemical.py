@@ -17,18 +17,21 @@ _ELEMENTS = (
 _FORMULA = re.compile(
     rf"(?=[A-Za-z()]{{1,12}}[\d₀-₉])(?:(?:{_ELEMENTS})(?:[₀-₉]{{1,3}}|\d{{1,3}})?|[()](?:[₀-₉\d]{{1,2}})?){{2,24}}(?![\w-])"
 )
+_SALT = re.compile(rf"(?:{_ELEMENTS}){{2,5}}(?![\w'-])")
 _PARTS = re.compile(rf"{_ELEMENTS}|[₀-₉\d]+")
 _SUBSCRIPTS = {ord(sign): str(digit) for digit, sign in enumerate("₀₁₂₃₄₅₆₇₈₉")}
-_CONTEXT = re.compile(r"[\w.-]$")
+_JOINED = re.compile(r"[\w.-]$")
 
 
 def recognise(text: str, at: int) -> Iterator[Candidate]:
+    if _JOINED.search(before(text, at, 1)):
+        return
     found = _FORMULA.match(text, at)
-    if (
-        found is None
-        or _CONTEXT.search(before(text, at, 1))
-        or not re.search(r"[A-Z].*[A-Z]|[₀-₉]|^[HNOF]2$|^O3$", found[0])
-    ):
+    if found is None:
+        found = _SALT.match(text, at)
+        if found is None or not _is_salt(found[0]):
+            return
+    elif not re.search(r"[A-Z].*[A-Z]|[₀-₉]|^[HNOF]2$|^O3$", found[0]):
         return
     made = []
     for part in _PARTS.finditer(found[0]):
@@ -38,7 +41,13 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     yield Candidate(found.end(), SURE, tuple(made))
 
 
+def _is_salt(name: str) -> bool:
+    """Whether symbols without a number are a formula: NaCl and KBr, not NaN, Co or HOW."""
+    return not name.isupper() and sum(letter.isupper() for letter in name) > 1 and name not in ("NaN", "CoCo", "PhD")
+
+
 EXAMPLES = (
     ("H₂SO₄ and H2O", "H two S O four and H two O."),
+    ("NaCl and HCl", "N ay C l and H C l."),
     ("CO2, C6H12O6", "C O two, C six H twelve O six."),
 )

@@ -1,13 +1,13 @@
-"""Dates: January 15, 2020; 22 July 2012; 2006-08-05; 11/17/05; years of an era; quarters."""
+"""Dates: January 15, 2020; 22 July 2012; 2006-08-05; 11/17/05; Mon-Fri."""
 
 import re
 from collections.abc import Iterator
 
 from sonoro.text.english.line import LIKELY, SURE, Candidate, Piece, after, before
-from sonoro.text.english.numbers import cardinal, ordinal, year
+from sonoro.text.english.numbers import ordinal, year
 from sonoro.text.english.tables import pairs
 
-from .common import ends_sentence, pieces, whole
+from .common import pieces, whole
 
 STARTS = ("digit", "letter")
 
@@ -22,7 +22,7 @@ _MONTH = rf"(?P<month>(?i:{'|'.join(MONTHS)}|sept|{_SHORT}))(?![a-zA-Z])(?P<dot>
 _DAY = r"(?P<day>0?[1-9]|[12]\d|3[01])(?P<th>st|nd|rd|th)?(?![\d:%]|[.,]\d|\s?(?:%|[ap]\.?m\b))"
 _YEAR = r"(?P<year>(?:1\d|20|21)\d\d)(?![\d%]|[.,]\d)"
 _MONTH_FIRST = re.compile(rf"{_MONTH}(?P<gap>[ -]){_DAY}(?:(?P<comma>,?)[ -]{_YEAR})?")
-_DAY_FIRST = re.compile(rf"(?:the )?{_DAY}(?P<gap>[ -])(?:of )?{_MONTH}(?:(?P<comma>,?)[ -]{_YEAR})?")
+_DAY_FIRST = re.compile(rf"{_DAY}(?P<gap>[ -])(?:of )?{_MONTH}(?:(?P<comma>,?)[ -]{_YEAR})?")
 _MONTH_YEAR = re.compile(rf"{_MONTH}(?P<comma>,?) (?P<year>(?:1[0-9]|20|21)\d\d)(?![\d%]|[.,]\d)")
 _DASHED_DAYS = re.compile(
     rf"{_MONTH} (?P<from>\d{{1,2}})\s?(?:-|–|to)\s?(?P<day>\d{{1,2}})(?![\d:]|[.,]\d)(?:(?P<comma>,?) {_YEAR})?"
@@ -39,26 +39,15 @@ _WEEKDAY = re.compile(
     rf"(?P<name>{_DAY_NAME}|Tu)(?P<dot>\.)?(?=,? (?:\(?\d|{_SHORT})|\s?[-–]\s?{_DAY_NAME}|\.? ?(?:at|from) \d)(?![a-z])"
 )
 _DAYS_TO = re.compile(rf"(?P<one>{_DAY_NAME})\.?\s?[-–]\s?(?P<two>{_DAY_NAME})(?![a-z])(?:\.(?! [A-Z]|$))?")
-_ERA = re.compile(r"(?P<year>\d{1,4})s?\s?(?P<era>B\.?C\.?E\.?|B\.?C\.?|A\.?D\.?|C\.?E\.?)(?![A-Za-z])")
-_ERA_FIRST = re.compile(r"(?P<era>A\.?D\.?) (?P<year>\d{1,4})(?!\d)")
-_QUARTER = re.compile(
-    r"(?:(?P<first>[1-4])Q|Q(?P<second>[1-4]))(?:(?:\s?|\s?FY\s?|\s?of\s)(?P<year>(?:19|20)\d\d|'?\d\d)(?![\d%]|[.,]\d))?(?![\w])"
-)
-_FISCAL = re.compile(r"(?P<fy>FY)\s?'?(?P<year>(?:19|20)\d\d|\d\d)(?!\d)")
-_ABBREVIATED = re.compile(r"(?P<word>fl|ca|c|b|d|r|est|cir)\. ?(?=(?:1\d|20)\d\ds?\b)")
-_ABBREVIATIONS = pairs(
-    "fl = flourished | ca = circa | c = circa | cir = circa | b = born | d = died | r = reigned | est = established"
-)
-WORDS = frozenset([*_NUMBER_OF, *DAYS, *_ABBREVIATIONS])
-_CONTEXT = re.compile(r"[\w$£€]$|\d[.,/:-]$")
-_CONTEXT_2 = re.compile(r"[\w.,/:$£€-]$")
-_CONTEXT_3 = re.compile(r"(?i)\bthe\s$")
-_CONTEXT_4 = re.compile(r"\bin $")
+WORDS = frozenset([*_NUMBER_OF, *DAYS])
+_IN_NUMBER = re.compile(r"[\w$£€]$|\d[.,/:-]$")
+_JOINED = re.compile(r"[\w.,/:$£€-]$")
+_AFTER_THE = re.compile(r"(?i)\bthe\s$")
 
 
 def recognise(text: str, at: int) -> Iterator[Candidate]:
     if text[at].isdecimal():
-        if not _CONTEXT.search(before(text, at, 2)):
+        if not _IN_NUMBER.search(before(text, at, 2)):
             yield from _in_digits(text, at)
         yield from _day_first(text, at)
     else:
@@ -93,10 +82,10 @@ def _day_first(text: str, at: int) -> Iterator[Candidate]:
     found = _DAY_FIRST.match(text, at)
     if found is None or not _is_month(found, is_sure=bool(found["year"] or found["th"])):
         return
-    if _CONTEXT_2.search(before(text, at, 1)):
+    if _JOINED.search(before(text, at, 1)):
         return
     said = ordinal(found["day"])
-    if not _CONTEXT_3.search(before(text, at, 5)):
+    if not _AFTER_THE.search(before(text, at, 5)):
         said = "the " + said
     yield pieces(found, SURE, (said, "day"), (f"of {_month(found['month'])}", "month"), *_year_of(found))
 
@@ -120,10 +109,6 @@ def _in_digits(text: str, at: int) -> Iterator[Candidate]:
         before(text, at),
     ):
         yield whole(found, LIKELY + 1, f"{MONTHS[int(found['one']) - 1]} {ordinal(found['two'])}")
-    if (found := _QUARTER.match(text, at)) and found["year"]:
-        yield _quarter(found)
-    if found := _ERA.match(text, at):
-        yield pieces(found, LIKELY, *_era(found), mark="." * ends_sentence(text, found.end()) * found[0].endswith("."))
 
 
 def _backward(found: re.Match[str]) -> Iterator[Candidate]:
@@ -144,39 +129,13 @@ def _written_out(found: re.Match[str], cost: float, day: str) -> Candidate:
     return Candidate(end, cost, made)
 
 
-def _era(found: re.Match[str]) -> tuple[tuple[str, str], ...]:
-    era = " ".join("ay" if letter == "A" else letter for letter in found["era"] if letter.isalpha())
-    number = found["year"]
-    said = year(number) if len(number) > 2 else cardinal(number)
-    return ((said, "year"), (era, "era"))
-
-
 def _words(text: str, at: int) -> Iterator[Candidate]:
-    if found := _ERA_FIRST.match(text, at):
-        said, era = _era(found)
-        yield pieces(found, LIKELY, era, said)
     if found := _DAYS_TO.match(text, at):
         yield pieces(found, SURE, (f"{DAYS[found['one'].lower()]} to", "one"), (DAYS[found["two"].lower()], "two"))
     if found := _WEEKDAY.match(text, at):
         is_word = found["name"] in ("Sat", "Sun") and not found["dot"]
         if not is_word or re.match(r"(?:, [A-Z]|,? \(?\d|\s?(?:-|–))", after(text, found.end())):
             yield whole(found, SURE, DAYS[found["name"].lower()])
-    if found := _ABBREVIATED.match(text, at):
-        yield pieces(found, SURE, (_ABBREVIATIONS[found["word"]], "word"))
-    if found := _FISCAL.match(text, at):
-        yield pieces(found, SURE, ("F Y", "fy"), (_short_year(found["year"]), "year"))
-    if (found := _QUARTER.match(text, at)) and (found["year"] or _CONTEXT_4.search(before(text, at))):
-        yield _quarter(found)
-
-
-def _quarter(found: re.Match[str]) -> Candidate:
-    said = f"the {ordinal(found['first'] or found['second'])} quarter"
-    return whole(found, SURE, said + (f" of {_short_year(found['year'])}" if found["year"] else ""))
-
-
-def _short_year(number: str) -> str:
-    digits = number.lstrip("'")
-    return year("20" + digits) if len(digits) == 2 else year(digits)
 
 
 EXAMPLES = (
@@ -192,8 +151,6 @@ EXAMPLES = (
     ("JAN. 15 2020; Jan-15-2020", "January fifteenth twenty twenty, January fifteenth twenty twenty."),
     ("April 3, 1999.", "April third, nineteen ninety nine."),
     ("July 3-5, 2021", "July third to fifth, twenty twenty one."),
-    ("750 BC and AD 79", "seven fifty B C and ay D seventy nine."),
-    ("fl. 1420", "flourished fourteen twenty."),
     ("Mon-Fri, or Tue, Jan 5", "Monday to Friday, or Tuesday, January fifth."),
     ("July 1506", "July fifteen oh six."),
     ("I may go in march", "I may go in march."),

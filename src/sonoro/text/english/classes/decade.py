@@ -16,19 +16,19 @@ _DECADE = re.compile(
 _YEARS = re.compile(
     r"(?P<one>1[1-9]\d\d|20\d\d)\s?(?P<dash>-|–|—)\s?(?P<two>\d{4}|\d\d)(?P<s>'?s)?(?![\w%]|[.,]\d|\s?(?:-|–)\d)"
 )
-_CONTEXT = re.compile(r"[\d.,$£€]$")
-_CONTEXT_2 = re.compile(r"(?i)(?:\bthe|\bmid-|\bearly|\blate)\s?$")
+_IN_NUMBER = re.compile(r"[\d.,$£€]$")
+_AFTER_THE = re.compile(r"(?i)(?:\bthe|\bmid-|\bearly|\blate)\s?$")
 
 
 def recognise(text: str, at: int) -> Iterator[Candidate]:
-    if _CONTEXT.search(before(text, at, 1)):
+    if _IN_NUMBER.search(before(text, at, 1)):
         return
     if found := _DECADE.match(text, at):
         is_century = found["one"].endswith("00") and len(found["one"]) == 4
         said = _century(found["one"]) if is_century else decade(found["one"])
         if found["range"]:
             yield pieces(found, SURE, (f"{said} to", "one"), (decade(found["two"]), "two"))
-        elif len(found["one"]) == 4 or "'" in found[0] or _CONTEXT_2.search(before(text, at)):
+        elif len(found["one"]) == 4 or "'" in found[0] or _AFTER_THE.search(before(text, at)):
             yield whole(found, SURE, said)
     if found := _YEARS.match(text, at):
         one, two = found["one"], found["two"]

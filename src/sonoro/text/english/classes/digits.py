@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterator
 
 from sonoro.text.english.line import LIKELY, POSSIBLE, SURE, UNLIKELY, Candidate, before
-from sonoro.text.english.numbers import digits, grouped
+from sonoro.text.english.numbers import cardinal, digits, grouped
 from sonoro.text.english.tables import pairs
 
-from .common import whole
+from .common import pieces, whole
 
 STARTS = ("digit",)
 
@@ -33,20 +33,24 @@ LAST_RESORT = UNLIKELY + 2
 
 _EMERGENCY = re.compile(r"(?:911|999|112|411|311|211|988)(?![.,]?\d|[-–/:]\d)")
 _SPECIAL = re.compile(r"(?:24/7|9/11|50[-/]50|20[-/]20|401\(?k\)?|1040|1099|747|737|757|767|777|787)(?![\w/-])")
+_SCREEN = re.compile(r"(?P<lines>240|360|480|576|720|1080|1440|2160)(?P<scan>[pi])(?P<rate>\d\d)?(?!\w)")
 _ERROR = re.compile(r"[45]\d\d(?= (?:error|not found|page)s?\b)", re.IGNORECASE)
 _SAID = pairs(
     "24/7 = twenty four seven | 9/11 = nine eleven | 50/50 = fifty fifty | 50-50 = fifty fifty | "
     "20-20 = twenty twenty | 20/20 = twenty twenty | "
     "401k = four oh one K | 401(k) = four oh one K"
 )
-_CONTEXT = re.compile(r"[\w/.,$£€]$|\d[-\s]$")
-_CONTEXT_2 = re.compile(r"[\d.,]$")
+_IN_NUMBER = re.compile(r"[\w/.,$£€]$|\d[-\s]$")
+_AFTER_DIGITS = re.compile(r"[\d.,]$")
 
 
 def recognise(text: str, at: int) -> Iterator[Candidate]:
-    if (found := _SPECIAL.match(text, at)) and not _CONTEXT.search(before(text, at, 2)):
+    if (found := _SPECIAL.match(text, at)) and not _IN_NUMBER.search(before(text, at, 2)):
         said = _SAID.get(found[0]) or grouped(found[0])
         yield whole(found, SURE if found[0] in _SAID else POSSIBLE, said)
+    if found := _SCREEN.match(text, at):
+        rate = cardinal(found["rate"]) if found["rate"] else ""
+        yield pieces(found, SURE, (grouped(found["lines"]), "lines"), (found["scan"], "scan"), (rate, "rate"))
     if found := _ERROR.match(text, at):
         yield whole(found, LIKELY, grouped(found[0]))
     if found := _EMERGENCY.match(text, at):
@@ -55,7 +59,7 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     assert run is not None
     yield whole(run, LAST_RESORT, digits(run[0]))
     found = _RUN.match(text, at)
-    if found is None or _CONTEXT_2.search(before(text, at, 1)):
+    if found is None or _AFTER_DIGITS.search(before(text, at, 1)):
         return
     context = before(text, at)
     if _SPELLED.search(context):
@@ -77,6 +81,7 @@ EXAMPLES = (
         "your card ending in eight eight seven six, card ending eight eight seven six.",
     ),
     ("open 24/7 since 9/11", "open twenty four seven since nine eleven."),
+    ("720p or 1080p60", "seven twenty p or ten eighty p sixty."),
     ("a Boeing 747", "a Boeing seven forty seven."),
     ("The code is 4071.", "The code is four zero seven one."),
 )

@@ -40,8 +40,8 @@ _SPELLED = listed(
     "pdf csv md php sql xml ftp http https www sm rs cpp tsx yml db dns ip cdn"
 )
 _PARTS = re.compile(r"[A-Za-z]+|\d+|[^A-Za-z\d]")
-_CONTEXT = re.compile(r"[\w&]$")
-_CONTEXT_2 = re.compile(r"[\w@./-]$")
+_IN_WORD = re.compile(r"[\w&]$")
+_IN_ADDRESS = re.compile(r"[\w@./-]$")
 
 
 def recognise(text: str, at: int) -> Iterator[Candidate]:
@@ -55,11 +55,11 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         return
     if text[at] in "@#":
         form = _HANDLE if text[at] == "@" else _TAG
-        if (found := form.match(text, at)) and not _CONTEXT.search(context):
+        if (found := form.match(text, at)) and not _IN_WORD.search(context):
             sign = "at" if text[at] == "@" else "hashtag"
             yield whole(found, SURE, f"{sign} {' '.join(_camel(found['name']))}")
         return
-    if _CONTEXT_2.search(context):
+    if _IN_ADDRESS.search(context):
         return
     for form in (_MAIL, _URL, _FILE, _PATH, _WINDOWS_PATH):
         if found := form.match(text, at):

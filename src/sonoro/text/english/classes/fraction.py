@@ -19,7 +19,7 @@ _RATED = re.compile(
     r"(?<![\d/.,])(?P<top>10(?=/10)|\d{1,2}\.\d|\d{1,2}(?=/\d+ stars))(?P<of>/)(?P<bottom>5|10|100)(?![\d/]|[.,]\d)"
 )
 _SIGN = re.compile(r"(?P<whole>\d+)?\s?(?P<sign>[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞])")
-_CONTEXT = re.compile(r"[\d/.,$£€]$")
+_IN_NUMBER = re.compile(r"[\d/.,$£€]$")
 
 
 def recognise(text: str, at: int) -> Iterator[Candidate]:
@@ -34,7 +34,7 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
             found, SURE, (decimal(found["top"]), "top"), ("out of", "of"), (decimal(found["bottom"]), "bottom")
         )
     found = _SLASHED.match(text, at)
-    if found is None or _CONTEXT.search(before(text, at, 1)) or int(found["bottom"]) == 0:
+    if found is None or _IN_NUMBER.search(before(text, at, 1)) or int(found["bottom"]) == 0:
         return
     top, bottom = found["top"], found["bottom"]
     cost = LIKELY if found["whole"] or found["th"] else POSSIBLE

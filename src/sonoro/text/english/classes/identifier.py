@@ -13,17 +13,20 @@ STARTS = ("letter", "digit")
 
 _MIXED = re.compile(r"(?=[\w.-]{0,63}\d)(?=[\w.-]{0,63}[A-Za-z])[A-Za-z\d]{1,32}(?:[-/][A-Za-z\d]{1,32}){0,8}(?![\w@])")
 _MODEL = re.compile(r"(?:7[0-9]7|A3\d0|A\d{3}|MD|DC)-\d{1,4}[A-Z]{0,2}(?![\w-])")
+_STANDARD = re.compile(r"[A-Z]\.(?P<number>\d{3,4})(?![\w.,]*\d)")
 _HARDWARE = re.compile(r"(?:[\dA-Fa-f]{2}:){5}[\dA-Fa-f]{2}(?![\w:])")
 _CODE = re.compile(r"\d{1,6}(?:[-/]\d{1,6}){2,8}(?![\w])")
 _PARTS = re.compile(r"[A-Za-z]+|\d+|[-/]")
+_PREFIX = re.compile(r"(?:pre|post|mid|anti|non|early|late|sub|super|trans|all|top|under|over)-\d")
 _CODED = re.compile(r"(?i)\b(?:pnr|otp|code|ref|id|serial|plate|vin)(?: is)?:? $")
 _WORDS = re.compile(r"[a-z]{3,}|[A-Z][a-z]+|in|of|to|on|by|at|or|up|is|it|no|so|an|as")
-_CONTEXT = re.compile(r"[\w$£€#@.]$|\d[,:/-]$")
+_CAMEL = re.compile(r".*[a-z]{3}|(?:[A-Z][a-z]+){2,}$")
+_JOINED = re.compile(r"[\w$£€#@.]$|\d[,:/-]$")
 
 
 def recognise(text: str, at: int) -> Iterator[Candidate]:
     context = before(text, at)
-    if _CONTEXT.search(context):
+    if _JOINED.search(context):
         return
     if found := _HARDWARE.match(text, at):
         yield whole(
@@ -31,6 +34,8 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
             SURE / 2,
             " ".join(digits(sign) if sign.isdecimal() else spell(sign) for sign in found[0] if sign != ":"),
         )
+    if found := _STANDARD.match(text, at):
+        yield whole(found, SURE, f"{spell(found[0][0])} dot {grouped(found['number'])}")
     if found := _MODEL.match(text, at):
         yield _read(found, SURE, is_paired=True)
     found = _MIXED.match(text, at)
@@ -46,7 +51,9 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
 def _is_unit_like(name: str) -> bool:
     """Whether it is a number with a few letters behind it (12kg, 5pm, 1st), which other classes read."""
     return (
-        re.search(r"^\d+[sk]$|^\d+(?:st|nd|rd|th)-|\d(?:st|nd|rd|th|ST|ND|RD|TH|am|pm|AM|PM)$|-\d+s$", name) is not None
+        _PREFIX.match(name) is not None
+        or re.search(r"^\d+[sk]$|^\d+(?:st|nd|rd|th)-|\d(?:st|nd|rd|th|ST|ND|RD|TH|am|pm|AM|PM)$|-\d+s$", name)
+        is not None
     )
 
 
@@ -72,7 +79,9 @@ def _said(part: str, *, is_paired: bool, is_code: bool) -> str:
         if (is_code and not part.endswith("000")) or len(part) > 4 or (part[0] == "0" and len(part) > 1):
             return digits(part)
         return grouped(part) if len(part) == 4 or (is_paired and len(part) == 3) else cardinal(part)
-    is_word = _WORDS.fullmatch(part) or (len(part) > 1 and part.isupper() and not is_spelled(part))
+    is_word = (
+        _WORDS.fullmatch(part) or _CAMEL.match(part) or (len(part) > 1 and part.isupper() and not is_spelled(part))
+    )
     return part if is_word else spell(part)
 
 

@@ -15,10 +15,10 @@ _CAPITALS = re.compile(r"(?P<letters>[A-Z]{2,6})(?P<s>'?s)?(?![\w])")
 _INITIAL = re.compile(r"[A-Z]\.(?=\s[A-Z])")
 _DEGREE = re.compile(r"(?:Ph\.? ?D|M\.? ?Sc|B\.? ?Sc|M\.? ?D|Ed\.? ?D)(?![A-Za-z])\.?")
 _SHARP = re.compile(r"[A-G]#(?![\w])")
-_AND = re.compile(r"(?P<one>[A-Z]{1,3})&(?P<two>[A-Z]{1,3})(?![\w])")
+_AND = re.compile(r"(?P<one>[A-Z]{1,3})&(?P<two>[A-Z]{1,3}?)(?P<s>s)?(?![\w])")
 _SPELLED = listed(
     "USA US UK EU UN AI ID IDs IQ UFO CEO CIA FBI USB API APIs FAQ URL OK ASAP RSVP ISBN UCLA HTTP HTTPS IOU ATM EEG "
-    "IRA IRS UI UX IP IT AA IOS AWS IBM UAE EPA ADHD AARP IEEE UAV UDP OSI"
+    "IRA IRS UI UX IP IT AA IOS AWS IBM UAE EPA ADHD AARP IEEE UAV UDP OSI HDMI ESPN UCSF ICBM USDA IOC IOT IAEA"
 )
 _SAID = listed(
     "ACT ADD AGE AGO AHA AIR ALL AM AN AND ANY ARE ARM ART AS ASK AT BAD BE BED BIG BOX BOY BUT BUY BY CAN CAR CAT "
@@ -31,12 +31,12 @@ _SAID = listed(
 """Words of two or three letters that are said even in capitals."""
 
 _SHOUTED = re.compile(r"\s[A-Z]{2}")
-_CONTEXT = re.compile(r"[\w'&]$")
-_CONTEXT_2 = re.compile(r"[A-Z]{2}[.,!?]?\s$")
+_IN_WORD = re.compile(r"[\w'&]$")
+_AFTER_CAPITALS = re.compile(r"[A-Z]{2}[.,!?]?\s$")
 
 
 def recognise(text: str, at: int) -> Iterator[Candidate]:
-    if _CONTEXT.search(before(text, at, 1)):
+    if _IN_WORD.search(before(text, at, 1)):
         return
     if (found := _DOTTED.match(text, at)) and not re.match(r"(?:[ap]\.m|e\.g|i\.e)\.", found[0]):
         letters = [letter for letter in found[0][: found.start("s") - at if found["s"] else None] if letter.isalpha()]
@@ -50,7 +50,8 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     if found := _SHARP.match(text, at):
         yield whole(found, SURE, f"{found[0][0]} sharp")
     if found := _AND.match(text, at):
-        yield whole(found, SURE, f"{spell(found['one'])} and {spell(found['two'])}")
+        plural = "'s" if found["s"] else ""
+        yield whole(found, SURE, f"{spell(found['one'])} and {spell(found['two'])}{plural}")
     if found := _INITIAL.match(text, at):
         yield whole(found, SURE, spell(found[0][0]))
     if (found := _CAPITALS.match(text, at)) and _is_spelled(text, found):
@@ -71,7 +72,7 @@ def _is_spelled(text: str, found: re.Match[str]) -> bool:
     letters = found["letters"]
     if letters in _SPELLED or not set(letters) & set("AEIOUY"):
         return True
-    is_shouted = bool(_SHOUTED.match(text, found.end()) or _CONTEXT_2.search(before(text, found.start(), 4)))
+    is_shouted = bool(_SHOUTED.match(text, found.end()) or _AFTER_CAPITALS.search(before(text, found.start(), 4)))
     return is_spelled(letters) and not is_shouted
 
 

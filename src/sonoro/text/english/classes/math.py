@@ -40,12 +40,12 @@ _GREEK = pairs(
     "ρ = rho | σ = sigma | τ = tau | φ = phi | ω = omega | Δ = delta | Σ = sigma | Ω = omega"
 )
 _DIGITS = {ord(sign): str(digit) for digit, sign in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")} | {ord("⁻"): "-"}
-_CONTEXT = re.compile(r"[\w.$£€'@#]$")
+_JOINED = re.compile(r"[\w.$£€'@#]$")
 
 
 def recognise(text: str, at: int) -> Iterator[Candidate]:
     context = before(text, at, 2)
-    if _CONTEXT.search(context):
+    if _JOINED.search(context):
         return
     if (found := _FORMULA.match(text, at)) and _is_formula(text, found):
         yield Candidate(found.end(), SURE, tuple(_read(found[0], at)))

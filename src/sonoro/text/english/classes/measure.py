@@ -1,4 +1,4 @@
-"""Numbers with units: 12kg, 5 kg/m³, 2-5 lb, 4 1/2 lbs, 25 x 7 m, 5'11", 211 ft 5 in, 20%."""
+"""Numbers with units: 12kg, 5 kg/m³, 2-5 lb, 4 1/2 lbs, 25 x 7 m, 20%."""
 
 import re
 from collections.abc import Iterator
@@ -27,15 +27,6 @@ _FORM = re.compile(
 _ALONE_PER = re.compile(
     rf"(?P<number>{NUMBER})\s?(?P<per>/)\s?(?P<under>kg|lb|km[23²³]?|mi|m[23²³]|min|hr|h|wk|mo|yr|ml|mL|L|oz|day|hour|minute|second|month|year|week)(?![\w/])"
 )
-_FEET = re.compile(r"(?P<feet>\d{1,3})\s?'\s?(?P<inches>\d{1,2}(?:\.\d+|\s?[½¼¾])?)\s?(?:\"|'')")
-_INCHES = re.compile(rf"(?P<number>{NUMBER})(?:[\s-](?P<fraction>\d/\d{{1,2}}))?\s?\"(?!\w)")
-_OPEN_QUOTE = re.compile(r"(?:^|[\s(\[])\"(?=\w)[^\"]*$")
-_ONE_FOOT = re.compile(r"(?P<number>\d{1,5})'(?![\w'])")
-_INCH_WORD = re.compile(
-    rf"(?P<number>{NUMBER})(?:\s|(?<=ft \d)|(?<=ft \d\d))(?P<symbol>in)(?P<dot>\.)?"
-    r"(?=\s*(?:$|[.,;:)x×]|by\b|tall|wide|long|thick|high|deep|of (?:rain|snow)))"
-)
-_AFTER_FEET = re.compile(r"\d(?:\s?ft\.?|\s?feet|')\s?$")
 _BARE = re.compile(
     r"(?P<symbol>[A-Za-z]{1,3})/(?P<under>s|h|hr|min|m[23²³]|km[23²³]|dL|mL|L|kg)(?P<power>\^?[23]|[²³])?(?![\w/^])"
     r"|(?P<length>km|cm|mm|ft|mi|m)(?P<square>[²³])(?![\w/])"
@@ -43,36 +34,27 @@ _BARE = re.compile(
 _LETTERS = frozenset("MBbTxKkCFANGds")
 """Letters that are magnitudes, names or labels more often than units."""
 
+_AFTER_LETTER = re.compile(
+    r"\s*(?:$|[,;:)]|\.(?:\s|$)(?! ?[A-Z]\w* (?:St|Ave|Rd)))"
+    r"| (?:and|or|to|at|of|fuses?|breakers?|currents?|circuits?|chargers?|supply)\b"
+)
+_LABELLED = re.compile(
+    r"(?i)\b(?:grade|class|room|level|type|row|seat|gate|section|unit|apartment|appendix|number|no\.?|vitamin) $"
+)
 _POWERS = {"²": "square", "2": "square", "³": "cubic", "3": "cubic"}
 _SHORT_WORDS = listed("in a at as am pm do me us to or by no it is be we he bar mil mo ha pt cal sec")
-_CONTEXT = re.compile(r"[\w/]$")
+_JOINED = re.compile(r"[\w/]$")
 
 
 def recognise(text: str, at: int) -> Iterator[Candidate]:
     context = before(text, at, 2)
     if text[at].isalpha():
-        if (found := _BARE.match(text, at)) and not _CONTEXT.search(context) and (said := _bare(found)):
+        if (found := _BARE.match(text, at)) and not _JOINED.search(context) and (said := _bare(found)):
             yield whole(found, SURE / 2, said)
         return
     is_sign = not text[at].isdecimal()
     if re.search(r"[\d$£€#]$|\d[.,]$" if not is_sign else r"[\w)]$|[\d)]\s$", context):
         return
-    if found := _FEET.match(text, at):
-        yield _feet(found)
-    if (found := _INCHES.match(text, at)) and not _OPEN_QUOTE.search(before(text, at, 80)):
-        yield pieces(found, LIKELY, (_number(found) + _inches(found["number"]), 0))
-    if (found := _ONE_FOOT.match(text, at)) and re.match(
-        r"\s?(?:x|×|by|tall|wide|long|high|deep)\b", after(text, found.end())
-    ):
-        yield whole(found, LIKELY, f"{decimal(found['number'])} {'foot' if found['number'] == '1' else 'feet'}")
-    if found := _INCH_WORD.match(text, at):
-        cost = SURE if _AFTER_FEET.search(before(text, at)) or found["dot"] else LIKELY
-        yield whole(
-            found,
-            cost,
-            decimal(found["number"]) + _inches(found["number"]),
-            mark="." * (bool(found["dot"]) and not after(text, found.end()).strip()),
-        )
     if found := _ALONE_PER.match(text, at):
         power = _POWERS.get(found["under"][-1], "")
         names = unit(found["under"].rstrip("23²³")) or (found["under"], found["under"])
@@ -97,16 +79,6 @@ def _bare(found: re.Match[str]) -> str:
         return ""
     power = _POWERS.get(found["under"][-1], "")
     return f"{names[1]} per {power} {under[0]}".replace("  ", " ") + " squared" * bool(found["power"])
-
-
-def _inches(number: str) -> str:
-    return " inch" if number == "1" else " inches"
-
-
-def _feet(found: re.Match[str]) -> Candidate:
-    feet, inches = found["feet"], found["inches"]
-    said = f"{decimal(feet)} foot {decimal(inches) if inches.replace('.', '').isdecimal() else inches}"
-    return whole(found, SURE, said)
 
 
 def _number(found: re.Match[str]) -> str:
@@ -159,9 +131,12 @@ def _measure(text: str, found: re.Match[str]) -> Candidate | None:
 def _is_unit(text: str, found: re.Match[str], symbol: str, *, is_close: bool) -> bool:
     """Whether letters after a number are a unit: not an initial (in 2005 W. Smith), nor a word (in, at)."""
     if symbol == "s" and not found["under"]:
-        return is_close and (not found["number"].endswith("0") or "." in found["number"])
+        return (
+            is_close and found["by"] not in ("x", "×") and (not found["number"].endswith("0") or "." in found["number"])
+        )
     if symbol in _LETTERS and not found["under"]:
-        return False
+        is_electric = symbol in "AKN" and not is_close and _AFTER_LETTER.match(after(text, found.end()))
+        return bool(is_electric) and not _LABELLED.search(before(text, found.start()))
     if symbol == "ac" and is_close:
         return False
     if symbol in _SHORT_WORDS and not is_close:
@@ -185,8 +160,6 @@ EXAMPLES = (
         "eight hundred and thirty kilohertz, eight hundred horsepower, eight hundred and fifty nanometers.",
     ),
     ("2-5lb or 4 1/2 lbs", "two to five pounds or four and a half pounds."),
-    ('5\'11" and 12"', "five foot eleven and twelve inches."),
-    ("211 ft 5 in", "two hundred and eleven feet five inches."),
     ("25 x 7 m", "twenty five by seven meters."),
     ("-0.4kg, 100 million kg", "minus zero point four kilograms, one hundred million kilograms."),
     ("10% to 20%", "ten percent to twenty percent."),

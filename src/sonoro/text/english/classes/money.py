@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from sonoro.text.english.line import LIKELY, SURE, Candidate, before
+from sonoro.text.english.line import LIKELY, SURE, Candidate, after, before
 from sonoro.text.english.numbers import cardinal, decimal
 from sonoro.text.english.tables import pairs
 
@@ -16,7 +16,7 @@ _SIGN = r"(?P<sign>[$£€¥₹₩₽₺₫₪₿]|Rs\.?(?=\s?\d))"
 _SCALE = r"(?:\s?(?P<scale>(?i:hundred|thousand|million|billion|trillion|bn|tn|mn|mio)|[kKmMbBtT])(?![\w]))"
 _AMOUNT = rf"(?P<amount>{NUMBER})"
 _PREFIXED = re.compile(
-    rf"(?P<minus>-)?(?P<land>(?:US|U\.S\.|CA|AU|NZ|HK|C|A|R)\s?(?=\$))?{_SIGN}\s?(?P<inner>-)?{_AMOUNT}{_SCALE}?(?!\d)"
+    rf"(?P<minus>-)?(?P<land>(?:US|U\.S\.|CA|AU|NZ|HK|C|A|R)\s?(?=\$))?{_SIGN}\s?(?P<inner>-)?{_AMOUNT}{_SCALE}?(?!\d)(?:\s(?P<code>USD|GBP|EUR|CAD|AUD)\b)?"
 )
 _RANGE = re.compile(
     rf"{_SIGN}\s?{_AMOUNT}{_SCALE}?(?P<to>{DASH}|\sto\s)(?P<sign2>[$£€¥₹₩])?\s?(?P<amount2>{NUMBER})(?:\s?(?P<scale2>(?i:hundred|thousand|million|billion|trillion|bn|tn)|[kKmMbBtT])(?![\w]))?(?![\d-])"
@@ -39,7 +39,7 @@ _SCALES = pairs(
 )
 _LANDS = pairs(
     "US = U S | CA = Canadian | C = Canadian | AU = Australian | A = Australian | NZ = New Zealand | HK = Hong Kong | "
-    "R = "
+    "R = | USD = U S | CAD = Canadian | AUD = Australian"
 )
 _PER = re.compile(
     r"\s?/\s?(?P<per>mo|month|yr|year|wk|week|d|day|hr|hour|h|min|minute|s|sec|lb|kg|oz|gal|gallon|L|l|mi|km|person|night|user|seat|unit|GB|kWh|share|barrel|ton)(?![\w])"
@@ -49,29 +49,33 @@ _PERIODS = pairs(
     "lb = pound | kg = kilogram | oz = ounce | gal = gallon | L = liter | l = liter | mi = mile | km = kilometer | "
     "GB = gigabyte | kWh = kilowatt hour"
 )
-_CONTEXT = re.compile(r"[\d.,$£€]$")
-_CONTEXT_2 = re.compile(r"\w$")
-_CONTEXT_3 = re.compile(r"[\w)]$|[\d)]\s$")
+_ARTICLE = re.compile(r"\b(?:a|an|A|An)\s$")
+_NOUN = re.compile(
+    r" (?!of|or|and|to|in|for|per|an?\b|more|less|each|every|is|was|as|at|on|from|by|if|but|with|than)[a-z]{2}"
+)
+_IN_NUMBER = re.compile(r"[\d.,$£€]$")
+_IN_WORD = re.compile(r"\w$")
+_AFTER_OPERAND = re.compile(r"[\w)]$|[\d)]\s$")
 
 
 def recognise(text: str, at: int) -> Iterator[Candidate]:
     context = before(text, at, 1)
     if text[at].isdecimal():
-        if not _CONTEXT.search(context):
+        if not _IN_NUMBER.search(context):
             for form in (_SUFFIXED, _CODED):
                 if found := form.match(text, at):
-                    yield _with_period(text, _amount(found, _plain_number(found["amount"])))
+                    yield _with_period(text, _amount(text, found, _plain_number(found["amount"])))
         return
-    if _CONTEXT_2.search(context) or (text[at] == "-" and _CONTEXT_3.search(before(text, at, 2))):
+    if _IN_WORD.search(context) or (text[at] == "-" and _AFTER_OPERAND.search(before(text, at, 2))):
         return
     if found := _RANGE.match(text, at):
         yield _with_period(text, _range(found))
     # Dollars with three decimals are no thousands.
     if (found := _CONTINENTAL.match(text, at)) and (found["sign"] == "€" or "," in found["amount"]):
-        yield _with_period(text, _amount(found, _plain_number(found["amount"])), SURE)
+        yield _with_period(text, _amount(text, found, _plain_number(found["amount"])), SURE)
     for form in (_PREFIXED, _CODE_FIRST):
         if found := form.match(text, at):
-            yield _with_period(text, _amount(found, found["amount"]))
+            yield _with_period(text, _amount(text, found, found["amount"]))
 
 
 def _plain_number(amount: str) -> str:
@@ -81,11 +85,18 @@ def _plain_number(amount: str) -> str:
     return amount
 
 
-def _amount(found: re.Match[str], number: str) -> Candidate:
+def _amount(text: str, found: re.Match[str], number: str) -> Candidate:
     groups = found.groupdict()
     minus = "minus " * bool(groups.get("minus") or groups.get("inner"))
-    land = _LANDS.get((groups.get("land") or "").strip().replace(".", ""), "")
+    land = _LANDS.get((groups.get("land") or groups.get("code") or "").strip().replace(".", ""), "")
     said = said_amount(found["sign"], number, groups.get("scale") or "", land)
+    if (
+        _ARTICLE.search(before(text, found.start()))
+        and _NOUN.match(after(text, found.end()))
+        and " and " not in said[-20:]
+    ):
+        # a five dollar bill
+        said = said.removesuffix("s") if said.endswith(("dollars", "pounds", "euros", "rupees")) else said
     return whole(found, LIKELY - 1, minus + said)
 
 
@@ -144,5 +155,6 @@ EXAMPLES = (
     ("$.01, $20.506", "one cent, twenty point five zero six dollars."),
     ("2.500,00 € or 19,99 EUR", "two thousand five hundred euros or nineteen point nine nine euros."),
     ("$-5 and -$5", "minus five dollars and minus five dollars."),
+    ("a $5 bill, $100 USD", "a five dollar bill, one hundred U S dollars."),
     ("50 GBP", "fifty British pounds."),
 )

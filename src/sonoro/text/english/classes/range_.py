@@ -14,18 +14,15 @@ _RANGE = re.compile(rf"(?P<low>{NUMBER})(?P<to>-|–|—|--)(?P<high>{NUMBER})(?
 _SPACED = re.compile(rf"(?P<low>{NUMBER})(?P<to>\s(?:-|–|—|--)\s)(?P<high>{NUMBER})(?![\w]|[.,]\d|\s?[-=+*/])")
 _RATIO = re.compile(r"(?P<low>\d{1,4}):(?P<high>\d{1,4})(?![\d:]|[.,]\d)")
 _TIMES = re.compile(
-    rf"(?P<low>{NUMBER})\s?(?P<by>[x×])\s?(?P<high>{NUMBER})(?:\s?(?P<by2>[x×])\s?(?P<third>{NUMBER}))?(?![\w])"
+    rf"(?P<low>{NUMBER})\s?(?P<by>[x×])\s?(?P<high>{NUMBER})(?:\s?(?P<by2>[x×])\s?(?P<third>{NUMBER}))?(?P<s>s)?(?![\w])"
 )
 _SCREEN = re.compile(r"(?!\d00|\d+000)\d{3,4}\s?[x×]\s?\d{3,4}")
 _FACTOR = re.compile(rf"(?P<number>{NUMBER})(?P<x>[x×])(?![\w])")
-_CHAPTER = re.compile(
-    r"\b(?:Genesis|Exodus|Psalms?|Proverbs|Isaiah|Matthew|Mark|Luke|John|Acts|Romans|Corinthians|Revelation|James|Peter|Hebrews|Ephesians|Galatians|Timothy|(?:Gen|Ex|Rev|Cor|Matt|Rom|Ps|Prov|Isa|Deut|Lev|Heb|Jn|Mt|Lk)\.?)\s$"
-)
-_CONTEXT = re.compile(r"[\d$£€]$|\d[.,/:]$|\w-$")
+_IN_NUMBER = re.compile(r"[\d$£€]$|\d[.,/:]$|\w-$")
 
 
 def recognise(text: str, at: int) -> Iterator[Candidate]:
-    if _CONTEXT.search(before(text, at, 2)):
+    if _IN_NUMBER.search(before(text, at, 2)):
         return
     if found := _RANGE.match(text, at):
         is_padded = found["low"][0] == "0" or (found["high"][0] == "0" and len(found["high"]) > 1)
@@ -35,15 +32,19 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         is_rising = float(found["low"].replace(",", "")) < float(found["high"].replace(",", ""))
         yield _joined(found, POSSIBLE, "to" if is_rising or "-" not in found["to"] else "minus")
     if found := _RATIO.match(text, at):
-        if _CHAPTER.search(before(text, at)):
-            yield pieces(found, 0.5, (decimal(found["low"]), "low"), (decimal(found["high"]), "high"))
-        else:
-            yield pieces(found, LIKELY, (f"{decimal(found['low'])} to", "low"), (decimal(found["high"]), "high"))
+        yield pieces(found, LIKELY, (f"{decimal(found['low'])} to", "low"), (decimal(found["high"]), "high"))
     if (found := _TIMES.match(text, at)) and found["low"] != "0":
         is_screen = _SCREEN.fullmatch(found[0]) is not None
         say = grouped if is_screen else decimal
         third = (("by", "by2"), (decimal(found["third"]), "third")) if found["third"] else ()
-        yield pieces(found, SURE, (say(found["low"]), "low"), ("by", "by"), (say(found["high"]), "high"), *third)
+        yield pieces(
+            found,
+            SURE,
+            (say(found["low"]), "low"),
+            ("by", "by"),
+            (say(found["high"]) + "s" * bool(found["s"]), "high"),
+            *third,
+        )
     if found := _FACTOR.match(text, at):
         yield pieces(
             found, SURE, (decimal(found["number"]), "number"), ("times" if found["number"] != "1" else "time", "x")
@@ -60,5 +61,5 @@ EXAMPLES = (
     ("a ratio of 16:9", "a ratio of sixteen to nine."),
     ("a 2x8 board, 2.5x faster", "a two by eight board, two point five times faster."),
     ("1920x1080", "nineteen twenty by ten eighty."),
-    ("John 3:16", "John three sixteen."),
+    ("two 2x4s", "two two by fours."),
 )

@@ -44,7 +44,7 @@ _I_ENDS = re.compile(
     r"\s*(?:[.,;:!?)\]-]|$|'s\b)|\s(?:of|and|or|to|in|is|was|the|had|has|by|from|died|ruled|reigned)\b"
 )
 WORDS = listed("ii iii iv vi vii viii ix xi xii xiii xiv xv xvi xvii xviii xix xx xxi xxx xl lx xc ci cx cc ll")
-_CONTEXT = re.compile(r"[\w'.&-]$")
+_JOINED = re.compile(r"[\w'.&-]$")
 
 
 def recognise(text: str, at: int) -> Iterator[Candidate]:
@@ -52,10 +52,12 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         yield whole(found, SURE, cardinal(str(_value(_ascii(found["numeral"])))))
         return
     found = _TOKEN.match(text, at)
-    if found is None or _CONTEXT.search(before(text, at, 1)) or not _is_valid(found["numeral"]):
+    if found is None or _JOINED.search(before(text, at, 1)) or not _is_valid(found["numeral"]):
         return
     numeral, context = found["numeral"], before(text, at, 60)
     value = str(_value(numeral))
+    if numeral == "I" and re.match(r"(?:, | and | or | to |[-–])II\b", after(text, found.end())):
+        yield whole(found, SURE, "one")
     if numeral == "I" and not _I_ENDS.match(text, found.end()) and not context.endswith("World War "):
         return
     if re.match(r"(?:\s|-)centur", after(text, found.end())) or found["th"]:

@@ -22,11 +22,11 @@ _FORMS = (
 _LETTERED = re.compile(r"1-8\d\d-(?=[\d-]{0,12}[A-Z])[A-Z\d]{1,12}(?:-[A-Z\d]{1,12}){0,4}(?![\w-])")
 _ADDRESS = re.compile(r"(?:\d{1,3}\.){3}\d{1,3}(?::(?P<port>\d{1,5}))?(?P<mask>/\d{1,2})?(?!\w|\.\d)")
 _GROUP = re.compile(r"\d+|[A-Z]+|X")
-_CONTEXT = re.compile(r"[\w.,$£€-]$")
+_JOINED = re.compile(r"[\w.,$£€-]$")
 
 
 def recognise(text: str, at: int) -> Iterator[Candidate]:
-    if _CONTEXT.search(before(text, at, 1)) and text[at] != "+":
+    if _JOINED.search(before(text, at, 1)) and text[at] != "+":
         return
     if found := _ADDRESS.match(text, at):
         yield whole(found, SURE, _ip(found))

@@ -27,7 +27,7 @@ _DURATION = re.compile(
 )
 _AT = re.compile(r"T(?=\d\d:\d\d)")
 _UNITS = (("d", "day"), ("h", "hour"), ("m", "minute"), ("s", "second"))
-_CONTEXT = re.compile(r"\d[.,:/]$|[$£€#]$|[A-SU-Za-z]$")
+_IN_NUMBER = re.compile(r"\d[.,:/]$|[$£€#]$|[A-SU-Za-z]$")
 
 
 def recognise(text: str, at: int) -> Iterator[Candidate]:
@@ -36,7 +36,7 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         if (found := _AT.match(text, at)) and context[-1:].isdecimal():
             yield pieces(found, SURE, ("at", 0))
         return
-    if _CONTEXT.search(context):
+    if _IN_NUMBER.search(context):
         return
     for form in (_CLOCK, _DOTTED, _HOUR):
         if found := form.match(text, at):

@@ -15,30 +15,35 @@ Names = tuple[str, str]
 _OWN = pairs(
     "K = kelvin | kph = kilometer(s) per hour | cc = c c | fps = frame(s) per second | dB = decibel(s) | "
     "dBA = decibel(s) | bpm = beat(s) per minute | rpm = revolution(s) per minute | mph = mile(s) per hour | "
-    "hp = horsepower | bhp = brake horsepower | mAh = milliampere hour(s) | Ah = ampere hour(s) | ha = hectare(s) | "
-    "Wh = watt hour(s) | MWh = megawatt hour(s) | GWh = gigawatt hour(s) | TWh = terawatt hour(s) | "
-    "TW = terawatt(s) | mV = millivolt(s) | kV = kilovolt(s) | μA = microampere(s) | kΩ = kilohm(s) | Ω = ohm(s) | "
-    "MΩ = megohm(s) | kN = kilonewton(s) | MJ = megajoule(s) | GPa = gigapascal(s) | Pa = pascal(s) | "
-    "THz = terahertz | mol = mole(s) | keV = kiloelectronvolt(s) | MeV = megaelectronvolt(s) | "
-    "GeV = gigaelectronvolt(s) | Sv = sievert(s) | KB = kilobyte(s) | EB = exabyte(s) | KiB = kibibyte(s) | "
-    "MiB = mebibyte(s) | GiB = gibibyte(s) | TiB = tebibyte(s) | bps = bit(s) per second | "
-    "kbps = kilobit(s) per second | Kbps = kilobit(s) per second | Mbps = megabit(s) per second | "
-    "mbps = megabit(s) per second | Gbps = gigabit(s) per second | Tbps = terabit(s) per second | "
-    "sq ft = square foot/square feet | sq. ft. = square foot/square feet | sqft = square foot/square feet | "
-    "sq m = square meter(s) | sq km = square kilometer(s) | sq mi = square mile(s) | cu ft = cubic foot/cubic feet | "
+    "hp = horsepower | bhp = brake horsepower | ha = hectare(s) | psi = pound(s) per square inch | "
+    "KB = kilobyte(s) | EB = exabyte(s) | KiB = kibibyte(s) | MiB = mebibyte(s) | GiB = gibibyte(s) | "
+    "TiB = tebibyte(s) | bps = bit(s) per second | kbps = kilobit(s) per second | Kbps = kilobit(s) per second | "
+    "Mbps = megabit(s) per second | mbps = megabit(s) per second | Gbps = gigabit(s) per second | "
+    "Tbps = terabit(s) per second | sq ft = square foot/square feet | sq. ft. = square foot/square feet | "
+    "sqft = square foot/square feet | sq m = square meter(s) | sq km = square kilometer(s) | sq mi = square mile(s) | "
+    "cu ft = cubic foot/cubic feet | BTU = British thermal unit(s) | AU = astronomical unit(s) | "
     "pcs = piece(s) | px = pixel(s) | pt = point(s) | ° = degree(s) | °C = degree(s) Celsius | "
     "°F = degree(s) Fahrenheit | % = percent | ‰ = per mille | ¢ = cent(s) | lbs = pound(s) | ozs = ounce(s) | "
     "h = hour(s) | hr = hour(s) | hrs = hour(s) | min = minute(s) | mins = minute(s) | s = second(s) | "
     "sec = second(s) | secs = second(s) | wk = week(s) | wks = week(s) | yr = year(s) | yrs = year(s) | "
     "mo = month(s) | mos = month(s) | yo = year old | ppm = part(s) per million | ml = milliliter(s) | l = liter(s) | "
-    "cl = centiliter(s) | kn = knot(s) | kt = knot(s) | mil = million | tbsp = tablespoon(s) | Tbsp = tablespoon(s) | "
-    "mmHg = millimeter(s) of mercury | Å = angstrom(s) | pts = point(s) | cal = calorie(s) | T = tesla | "
-    "Nm = newton meter(s) | ft-lb = foot pound(s) | dpi = dot(s) per inch | kgs = kilogram(s) | kms = kilometer(s) | "
+    "kn = knot(s) | kt = knot(s) | mil = million | tbsp = tablespoon(s) | Tbsp = tablespoon(s) | "
+    "mmHg = millimeter(s) of mercury | Å = angstrom(s) | pts = point(s) | cal = calorie(s) | mcg = microgram(s) | "
+    "ft-lb = foot pound(s) | dpi = dot(s) per inch | kgs = kilogram(s) | kms = kilometer(s) | "
     "cms = centimeter(s) | M⊙ = solar mass(es)"
 )
 """Symbols that CLDR lacks, or names otherwise: "(s)" is of the plural, as is what follows a slash."""
 
-_LEFT_OUT = listed("E e em a c R b B gr fth fur st dr bu d w y q p in ″ ′ item dot m3 pm am year night")
+_SI = pairs(
+    "A = ampere(s) | Ah = ampere hour(s) | Bq = becquerel(s) | F = farad(s) | Gy = gray(s) | H = henry/henries | "
+    "Hz = hertz | J = joule(s) | L = liter(s) | l = liter(s) | mol = mole(s) | N = newton(s) | Nm = newton meter(s) | "
+    "Pa = pascal(s) | Sv = sievert(s) | T = tesla | V = volt(s) | W = watt(s) | Wh = watt hour(s) | "
+    "bar = bar(s) | eV = electronvolt(s) | g = gram(s) | m = meter(s) | s = second(s) | Ω = ohm(s)"
+)
+_PREFIXES = pairs("p = pico | n = nano | μ = micro | m = milli | k = kilo | M = mega | G = giga | T = tera")
+"""Units that take prefixes: CLDR names the commonest of their pairs."""
+
+_LEFT_OUT = listed("E e em a c R b B gr fth fur st dr bu d w y q p in ″ ′ item dot m3 pm am year night pH ks")
 """CLDR's symbols that are words or letters first. `in` is read by `measure`, which asks what follows."""
 
 
@@ -64,7 +69,14 @@ def units() -> dict[str, Names]:
                 symbol = pattern.replace("{0}", "").strip() if isinstance(pattern, str) else ""
                 if symbol and symbol not in _LEFT_OUT and re.fullmatch(r"[A-Za-zμΩ°/]{1,8}", symbol):
                     found.setdefault(symbol, both)
-    return found | {symbol: names(name) for symbol, name in _OWN.items()}
+    prefixed = {
+        prefix + symbol: names(f"{said}{name}".replace("/", f"/{said}"))
+        for symbol, name in _SI.items()
+        for prefix, said in {"": "", **_PREFIXES}.items()
+        # Two capitals are a name before they are a unit (MA, GT), but for MW, GJ and MV.
+        if prefix + symbol not in _LEFT_OUT and (symbol in "WJVΩ" or not (prefix + symbol).isupper() or not prefix)
+    }
+    return prefixed | found | {symbol: names(name) for symbol, name in _OWN.items()}
 
 
 def _without_number(name: str) -> str:

@@ -7,26 +7,33 @@ from sonoro.text.english.line import LIKELY, SURE, Candidate, before
 from sonoro.text.english.numbers import cardinal, digits
 
 from .common import whole
+from .initialism import spell
 
 STARTS = ("digit", "letter")
 
-_DOTTED = re.compile(r"\d{1,9}(?:\.\d{1,9}){2,8}(?![\w]|\.\d)")
-_LETTER = re.compile(r"[vV]\.?\s?(?P<number>\d{1,6}(?:\.\d{1,6}){0,8})(?![\w]|\.\d)")
+_STAGE = r"(?:[-.]?(?P<stage>alpha|beta|rc|dev|pre|post|a|b)[.-]?(?P<step>\d{0,4}))?(?!\w|\.\d)"
+_DOTTED = re.compile(rf"(?P<number>\d{{1,9}}(?:\.\d{{1,9}}){{2,8}}){_STAGE}")
+_LETTER = re.compile(rf"[vV]\.?\s?(?P<number>\d{{1,6}}(?:\.\d{{1,6}}){{0,8}}){_STAGE}")
 _TWO = re.compile(r"(?P<major>\d{1,3})\.(?P<minor>\d{2,3})(?![\d]|\.\d)")
 _NAMED = re.compile(
     r"(?:Python|Ubuntu|iOS|macOS|Android|Node|Java|Kernel|Linux|Windows|PyTorch|Django|Rails|Go|Rust|[Vv]ersions?|Release|release)\s$"
 )
-_CONTEXT = re.compile(r"[\w.,$£€/-]$")
+_WIRELESS = re.compile(r"802\.(?P<part>\d{1,2})(?P<letters>[a-z]{0,2})(?!\w|\.\d)")
+"""The IEEE's standards."""
+
+_JOINED = re.compile(r"[\w.,$£€/-]$")
 
 
 def recognise(text: str, at: int) -> Iterator[Candidate]:
     context = before(text, at)
-    if _CONTEXT.search(context):
+    if _JOINED.search(context):
         return
     if found := _DOTTED.match(text, at):
-        yield whole(found, LIKELY, _said(found[0]))
+        yield whole(found, LIKELY, _said(found["number"]) + _stage(found))
     if found := _LETTER.match(text, at):
-        yield whole(found, SURE, f"version {_said(found['number'])}")
+        yield whole(found, SURE, f"version {_said(found['number'])}{_stage(found)}")
+    if found := _WIRELESS.match(text, at):
+        yield whole(found, SURE, f"eight oh two dot {cardinal(found['part'])} {spell(found['letters'].upper())}")
     if (found := _TWO.match(text, at)) and _NAMED.search(context) and found["minor"][0] != "0":
         yield whole(found, SURE, f"{cardinal(found['major'])} point {cardinal(found['minor'])}")
 
@@ -37,8 +44,21 @@ def _said(number: str) -> str:
     )
 
 
+def _stage(found: re.Match[str]) -> str:
+    """What follows a version's number: beta one."""
+    if not found["stage"]:
+        return ""
+    stage = found["stage"] if len(found["stage"]) > 2 else spell(found["stage"].upper())
+    return f" {stage} {cardinal(found['step'])}" if found["step"] else f" {stage}"
+
+
 EXAMPLES = (
     ("version 1.2.3", "version one point two point three."),
     ("v2.0", "version two point zero."),
+    (
+        "v2.0.0-beta.1, 3.13.0rc2",
+        "version two point zero point zero beta one, three point thirteen point zero R C two.",
+    ),
+    ("Wi-Fi 802.11ac", "Wi Fi eight oh two dot eleven ay C."),
     ("Python 3.11", "Python three point eleven."),
 )

@@ -1,0 +1,75 @@
+"""Feet and inches by their signs or short names: 5'11", 12", 3' x 4', 211 ft 5 in, 8 x 10 in."""
+
+import re
+from collections.abc import Iterator
+
+from sonoro.text.english.line import LIKELY, SURE, Candidate, after, before
+from sonoro.text.english.numbers import decimal
+
+from .common import NUMBER, pieces, whole
+from .fraction import mixed
+
+STARTS = ("digit", "sign")
+
+_FEET = re.compile(r"(?P<feet>\d{1,3})\s?'\s?-?(?P<inches>\d{1,2}(?:\.\d+)?)\s?(?P<part>[½¼¾]|\d/\d{1,2})?\s?(?:\"|'')")
+_INCHES = re.compile(rf"(?P<number>{NUMBER})(?:[\s-](?P<part>\d/\d{{1,2}}))?\s?\"(?!\w)")
+_OPEN_QUOTE = re.compile(r"(?:^|[\s(\[])\"(?=\w)[^\"]*$")
+_SIDES = re.compile(
+    rf"(?P<one>{NUMBER})(?P<unit>['\"])?\s?(?P<by>[x×]|by)\s?(?P<two>{NUMBER})(?P<unit2>['\"])"
+    rf"(?:\s?(?P<by2>[x×]|by)\s?(?P<three>{NUMBER})(?P<unit3>['\"]))?"
+)
+_FOOT = re.compile(r"(?P<number>\d{1,5})'(?![\w'])")
+_SIZED = re.compile(r"\s?(?:by|tall|wide|long|high|deep|ladder|ceilings?)\b")
+_INCH_WORD = re.compile(
+    rf"(?:(?P<low>{NUMBER})\s?(?P<by>[x×])\s?)?(?P<number>{NUMBER})"
+    rf"(?:\s|(?<=ft \d)|(?<=ft \d\d))(?P<symbol>in)(?P<dot>\.)?"
+    r"(?=\s*(?:$|[.,;:)x×]|by\b|tall|wide|long|thick|high|deep|of (?:rain|snow)))"
+)
+_AFTER_FEET = re.compile(r"\d(?:\s?ft\.?|\s?feet|')\s?$")
+_IN_NUMBER = re.compile(r"[\w$£€#]$|\d[.,]$")
+_PARTS = {"½": "1/2", "¼": "1/4", "¾": "3/4"}
+
+
+def recognise(text: str, at: int) -> Iterator[Candidate]:
+    if _IN_NUMBER.search(before(text, at, 2)):
+        return
+    if found := _FEET.match(text, at):
+        yield whole(found, SURE, f"{decimal(found['feet'])} foot {_with_part(found['inches'], found['part'])}")
+    if (found := _INCHES.match(text, at)) and not _OPEN_QUOTE.search(before(text, at, 80)):
+        yield whole(found, LIKELY, _with_part(found["number"], found["part"]) + _inches(found["number"], found["part"]))
+    if found := _SIDES.match(text, at):
+        yield _sides(found)
+    if (found := _FOOT.match(text, at)) and _SIZED.match(after(text, found.end())):
+        yield whole(found, LIKELY, f"{decimal(found['number'])} {'foot' if found['number'] == '1' else 'feet'}")
+    if found := _INCH_WORD.match(text, at):
+        cost = SURE if _AFTER_FEET.search(before(text, at)) or found["dot"] or found["by"] else LIKELY
+        low = f"{decimal(found['low'])} by " if found["low"] else ""
+        said = low + decimal(found["number"]) + _inches(found["number"] + low)
+        is_end = bool(found["dot"]) and not after(text, found.end()).strip()
+        yield whole(found, cost, said, mark="." * is_end)
+
+
+def _with_part(number: str, part: str | None) -> str:
+    return decimal(number) + (f" and {mixed(*_PARTS.get(part, part).split('/'))}" if part else "")
+
+
+def _inches(number: str, part: str | None = None) -> str:
+    return " inch" if number == "1" and not part else " inches"
+
+
+def _sides(found: re.Match[str]) -> Candidate:
+    """The sides of a thing: the unit of all but the last is said where it is written."""
+    parts: list[tuple[str, str]] = []
+    for number, unit, by in (("one", "unit", ""), ("two", "unit2", "by"), ("three", "unit3", "by2")):
+        if found[number]:
+            named = {"'": "foot" if found[number] == "1" else "feet", '"': "inches"}.get(found[unit] or "", "")
+            parts += [("by", by)] * bool(by) + [(f"{decimal(found[number])} {named}".strip(), number)]
+    return pieces(found, SURE, *parts)
+
+
+EXAMPLES = (
+    ('5\'11" and 12"', "five foot eleven and twelve inches."),
+    ("a 3' x 4' rug, 8 x 10 in", "a three feet by four feet rug, eight by ten inches."),
+    ("211 ft 5 in", "two hundred and eleven feet five inches."),
+    ('6\' 2½", 3 1/2"', "six foot two and a half, three and a half inches."),
+)
