@@ -135,7 +135,7 @@ def test_more_rows_than_the_largest_codec_batch_are_split() -> None:
     for request in kinds(5, 4):
         engine.submit(request)
     engine.tick()
-    assert engine.runner.graphs.launches["codec"] == {"graph": 0, "reference_graph": 0, "eager": 3}
+    assert engine.runner.graphs.launches["codec"] == {"graph": 0, "reference_graph": 0, "compiled": 0, "eager": 3}
     events = drain(engine)
     for request, expected in zip(kinds(5, 4), alone(5, 4), strict=True):
         assert_as_alone(events, request.id, expected)

@@ -6,7 +6,7 @@ import itertools
 import logging
 import random
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from without_gpu import FunctionPool
 
 from sonoro.ops.dispatch import Operation
-from sonoro.runtime.graphs import GraphPool, GraphSet
+from sonoro.runtime.graphs import Compiled, GraphPool, GraphSet
 
 CPU = torch.device("cpu")
 SLOTS = 9
@@ -72,6 +72,23 @@ def assert_runs_as_alone(graphs: GraphSet, counters: Counters, batches: list[lis
 def random_batches(count: int, largest: int = 8) -> list[list[int]]:
     draw = random.Random(0)
     return [draw.sample(range(SLOTS), draw.randint(1, largest)) for _ in range(count)]
+
+
+def test_compiled_code_runs_the_batches_that_it_takes_unless_all_is_eager() -> None:
+    ran: list[tuple[str, int]] = []
+
+    def counting(name: str) -> Callable[[Tensor], None]:
+        return lambda slots: ran.append((name, len(slots)))
+
+    for is_eager, expected in ((False, ["compiled", "compiled", "eager"]), (True, ["eager"] * 3)):
+        ran.clear()
+        compiled = Compiled(counting("compiled"), 2)
+        graphs = GraphSet("test", counting("eager"), (), SLOTS, CPU, is_eager=is_eager, compiled=compiled)
+        for batch in ([3], [1, 2], [4, 5, 6]):
+            graphs.run(batch)
+        assert ran == [*zip(expected, (1, 2, 3), strict=True)]
+        counts = graphs.compiled_launches, graphs.eager_launches, graphs.graph_launches
+        assert counts == (expected.count("compiled"), expected.count("eager"), 0)
 
 
 def test_batches_of_changing_sizes_run_as_alone_on_a_cpu() -> None:

@@ -14,9 +14,11 @@ from torch import Tensor
 
 from sonoro.core.config import EngineConfig
 from sonoro.engine.device_state import CodecState
-from sonoro.models.base import Codec, Voice
-from sonoro.runtime.graphs import GraphPool, GraphSet
+from sonoro.models.base import Codec, CompiledCodec, Voice
+from sonoro.runtime.graphs import Compiled, GraphPool, GraphSet
 from sonoro.runtime.ring import upload
+
+_Decode = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
 class Decoding:
@@ -44,12 +46,18 @@ class Decoding:
         """The codec's stream, if it is a second one on the model's device: then call `follow` and `lead`."""
         scratch, is_eager = state.decoded.shape[0] - 1, config.is_eager
 
-        def graphs(name: str, function: Callable[[Tensor], Any], sizes: Sequence[int]) -> GraphSet:
-            return GraphSet(name, function, sizes, scratch, self.device, pool=pool, is_eager=is_eager)
+        def graphs(
+            name: str, function: Callable[[Tensor], Any], sizes: Sequence[int], compiled: Compiled | None = None
+        ) -> GraphSet:
+            how: dict[str, Any] = {"pool": pool, "is_eager": is_eager, "compiled": compiled}
+            return GraphSet(name, function, sizes, scratch, self.device, **how)
 
         with self.active():
+            self._compiled = None
+            if isinstance(codec, CompiledCodec) and not is_eager:
+                self._compiled = codec.compiled_decode(state.history, max(config.chunk_frames))
             self.decodes = {
-                frames: graphs(f"codec {frames}", self._decoder(frames), config.codec_batches)
+                frames: graphs(f"codec {frames}", self._eager(frames), config.codec_batches, self._in_one_call(frames))
                 for frames in config.chunk_frames
             }
             self.admits = graphs("codec admit", self._admit, config.frame_batches)
@@ -109,8 +117,18 @@ class Decoding:
         length, newest = (arrived[: slots.shape[0]] for arrived in self._state.arrived)
         self._state.frames[slots, (length - 1).clamp(min=0)] = newest
 
-    def _decoder(self, frames: int) -> Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]:
-        """The function of slots that `decodes[frames]` captures."""
+    def _eager(self, frames: int) -> _Decode:
+        codec, history = self._codec, self._state.history
+        return self._decoder(frames, lambda chunk, slots: codec.decode(chunk, slots, history))
+
+    def _in_one_call(self, frames: int) -> Compiled | None:
+        """`_eager` in compiled code, for a batch of any size."""
+        if self._compiled is None:
+            return None
+        return Compiled(self._decoder(frames, self._compiled), self._state.decoded.shape[0])
+
+    def _decoder(self, frames: int, decoded: Callable[[Tensor, Tensor], Tensor]) -> _Decode:
+        """The function of slots that `decodes[frames]` runs: the codec is called as `decoded(frames, slots)`."""
         codec, state = self._codec, self._state
         offsets = torch.arange(frames, device=self.device)
         last = state.frames.shape[1] - 1
@@ -119,7 +137,7 @@ class Decoding:
             first = state.decoded[slots]
             columns = (first[:, None] + offsets).clamp(max=last)
             chunk = state.frames[slots[:, None], columns]
-            pcm = codec.decode(chunk, slots, state.history)
+            pcm = decoded(chunk, slots)
             # The scratch slot may repeat; each copy writes the same value.
             state.decoded.index_copy_(0, slots, first + frames)
             is_finite = pcm.isfinite()

@@ -14,8 +14,8 @@ from torch import Tensor
 from sonoro.core.config import EngineConfig
 from sonoro.engine.decoding import Decoding
 from sonoro.engine.device_state import DeviceState
-from sonoro.models.base import SlotState, SpeechModel, TextPromptModel, WatchedModel
-from sonoro.runtime.graphs import GraphPool, GraphSet, no_garbage_collection
+from sonoro.models.base import CompiledModel, SlotState, SpeechModel, TextPromptModel, WatchedModel
+from sonoro.runtime.graphs import Compiled, GraphPool, GraphSet, no_garbage_collection
 from sonoro.runtime.phases import Phases
 
 
@@ -50,11 +50,13 @@ class GraphSets:
 
     @property
     def launches(self) -> dict[str, dict[str, int]]:
-        """Launches so far by kind: of a graph of kernels alone, of one that holds a torch reference, or eager."""
+        """Launches so far by kind: of a graph of kernels alone, of one that holds a torch reference, in compiled code
+        (on a CPU), or eager."""
         return {
             kind: {
                 "graph": sum(graphs.graph_launches - graphs.reference_launches for graphs in sets),
                 "reference_graph": sum(graphs.reference_launches for graphs in sets),
+                "compiled": sum(graphs.compiled_launches for graphs in sets),
                 "eager": sum(graphs.eager_launches for graphs in sets),
             }
             for kind, sets in self._kinds.items()
@@ -120,22 +122,32 @@ class GraphSets:
         self.frames, self._state = frames, dataclasses.replace(self._state, state=state)
         self._count_to_come()
 
-    def _new_set(self, name: str, function: Callable[[Tensor], Any], sizes: Sequence[int], scratch: int) -> GraphSet:
-        device, is_eager = self._state.device, self._config.is_eager
-        return GraphSet(name, function, sizes, scratch, device, pool=self._pool, is_eager=is_eager)
+    def _new_set(
+        self,
+        name: str,
+        function: Callable[[Tensor], Any],
+        sizes: Sequence[int],
+        scratch: int,
+        compiled: Compiled | None = None,
+    ) -> GraphSet:
+        how: dict[str, Any] = {"pool": self._pool, "is_eager": self._config.is_eager, "compiled": compiled}
+        return GraphSet(name, function, sizes, scratch, self._state.device, **how)
 
     def _frames_of(self, state: SlotState) -> GraphSet:
         """The graph set of a decode step on `state`."""
         model, decoding = self._model, self._decoding
         watched = model.attention(state) if isinstance(model, WatchedModel) else None
 
-        def frame(slots: Tensor) -> tuple[Tensor | None, ...]:
-            model.frame(state, slots)
+        def frame(slots: Tensor, step: Callable[[Tensor], None]) -> tuple[Tensor | None, ...]:
+            step(slots)
             length, done = state.length[slots], state.done[slots]
             attention = None if watched is None else watched[slots]
             return length, done, attention, *decoding.newest(state.frames, slots, length)
 
-        return self._new_set("frame", frame, self._config.frame_batches, self._state.scratch)
+        eager = functools.partial(frame, step=functools.partial(model.frame, state))
+        step = None if self._config.is_eager or not isinstance(model, CompiledModel) else model.compiled_frame(state)
+        compiled = None if step is None else Compiled(functools.partial(frame, step=step), step.most)
+        return self._new_set("frame", eager, self._config.frame_batches, self._state.scratch, compiled)
 
     def _first_sizes(self, graphs: GraphSet) -> Sequence[int]:
         """The sizes of `graphs` to capture at start: all of them, or, if `config.is_ready_early`, the largest, to which

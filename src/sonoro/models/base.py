@@ -277,6 +277,32 @@ class WatchedModel(Protocol):
         first on; None if nothing is watched."""
 
 
+class CompiledStep(Protocol):
+    """`SpeechModel.frame` of one state in compiled code, for at most `most` slots."""
+
+    most: int
+
+    def __call__(self, slots: Tensor) -> None:
+        """A frame for each of `slots` [B] int64: the same codes, up to the rounding of sums in another order."""
+
+
+@runtime_checkable
+class CompiledModel(Protocol):
+    """A `SpeechModel` with a decode step in compiled code, for a CPU."""
+
+    def compiled_frame(self, state: Any) -> CompiledStep | None:
+        """The step of `state`; None, with the reason in the log, where there is no compiled code for it."""
+
+
+@runtime_checkable
+class CompiledCodec(Protocol):
+    """A `Codec` whose decoder is compiled code on a CPU."""
+
+    def compiled_decode(self, history: Any, most_frames: int) -> Callable[[Tensor, Tensor], Tensor] | None:
+        """`Codec.decode` of frames [B, T, ...] for slots [B] of `history`, T at most `most_frames`; None where there is
+        no compiled code for it."""
+
+
 @runtime_checkable
 class ProfiledModel(Protocol):
     """A `SpeechModel` whose frame can be timed by parts, for `bench frame`."""

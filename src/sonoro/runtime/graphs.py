@@ -45,6 +45,14 @@ class Recorded(NamedTuple):
     memory_bytes: int
 
 
+class Compiled(NamedTuple):
+    """A function of slots in compiled code, for a CPU: the same results as the set's own, up to rounding, for at most
+    `most` slots."""
+
+    function: Callable[[Tensor], Any]
+    most: int
+
+
 class GraphPool:
     """A private memory pool for graphs that never run at the same time, such as those of one stream. Keeps them all."""
 
@@ -104,7 +112,8 @@ class GraphPool:
 
 
 class GraphSet:
-    """Runs `function` on batches of slots, by graph replay where the padded size was captured, else eagerly.
+    """Runs `function` on batches of slots: by graph replay where the padded size was captured, by `compiled` code where
+    that is given and takes the batch, else eagerly.
 
     `function` takes slots [size] int64 on `device` and returns a tensor, a tuple of them, or None. A batch is padded
     with `scratch` to the next of `sizes` (ascending) that is not `to_come`; one beyond the largest runs eagerly at its
@@ -121,15 +130,19 @@ class GraphSet:
         *,
         pool: GraphPool | None = None,
         is_eager: bool = False,
+        compiled: Compiled | None = None,
     ) -> None:
         assert all(low < high for low, high in zip((0, *sizes), sizes, strict=False)), f"{name}: sizes {sizes}"
         self.name, self.sizes = name, tuple(sizes)
         self._function, self.scratch, self._device = function, scratch, torch.device(device)
         self._pool, self._serving = pool or GraphPool(), self.sizes
+        self._compiled = None if is_eager else compiled
         self.graph_launches = 0
         """Batches replayed from a graph since the set was made."""
         self.reference_launches = 0
         """Those of `graph_launches` whose graph holds a torch reference in place of a kernel that failed."""
+        self.compiled_launches = 0
+        """Batches that ran in compiled code."""
         self.eager_launches = 0
         """Batches that ran eagerly."""
         self.captured: list[Captured] = []
@@ -148,7 +161,7 @@ class GraphSet:
     def count_on(self, other: GraphSet) -> None:
         """Continue the launch counts of `other`, which this set replaces."""
         self.graph_launches, self.reference_launches = other.graph_launches, other.reference_launches
-        self.eager_launches = other.eager_launches
+        self.compiled_launches, self.eager_launches = other.compiled_launches, other.eager_launches
 
     def capture(self, sizes: Sequence[int] | None = None) -> None:
         """Capture `sizes` (default: all) that were not tried yet, the largest first; the rest are `to_come`.
@@ -175,17 +188,22 @@ class GraphSet:
         assert slots
         size = self.padded(len(slots))
         if size > len(self._known):
-            self.eager_launches += 1
-            return self._function(upload(slots, torch.int64, self._device))
+            return self._run_uncaptured(upload(slots, torch.int64, self._device))
         self._write([*slots, *[self.scratch] * (size - len(slots))])
         if size not in self._graphs:
-            self.eager_launches += 1
-            return self._function(self._slots[:size])
+            return self._run_uncaptured(self._slots[:size])
         self.graph_launches += 1
         self.reference_launches += size in self._with_references
         graph = self._graphs[size]
         graph.replay()
         return graph.outputs
+
+    def _run_uncaptured(self, slots: Tensor) -> Any:
+        if self._compiled is not None and slots.shape[0] <= self._compiled.most:
+            self.compiled_launches += 1
+            return self._compiled.function(slots)
+        self.eager_launches += 1
+        return self._function(slots)
 
     def padded(self, count: int) -> int:
         """The size at which `count` slots run."""
