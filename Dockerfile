@@ -3,7 +3,9 @@
 
 FROM python:3.11-slim-bookworm AS wheel
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE ./
+# hadolint ignore=DL3008
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY src src
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 

@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import runpy
 import time
 from collections import Counter
 from collections.abc import Callable, Generator
@@ -36,6 +37,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """One CPU thread for every test and what it starts: at these sizes waking a second takes longer than the work."""
     os.environ["OMP_NUM_THREADS"] = "1"
+    if not hasattr(config, "workerinput"):
+        _compile_native()
     hands_out = getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput")
     if not hands_out:
         import torch  # noqa: PLC0415, a process that only hands out tests does not wait for it
@@ -45,6 +48,14 @@ def pytest_configure(config: pytest.Config) -> None:
             from parity import round_by_shape  # noqa: PLC0415, it imports torch
 
             round_by_shape(steps)
+
+
+def _compile_native() -> None:
+    """Compile the C code if it has changed since the package was installed, and there is a compiler: the tests are to
+    run what is in the tree."""
+    build = runpy.run_path(str(Path(__file__).parents[1] / "src" / "sonoro" / "native" / "build.py"))
+    if build["compiler"]() is not None and not all(map(build["is_current"], build["levels"]())):
+        build["build"]()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -27,7 +27,8 @@ ALLOWED = {
     "ops": set(),
     "nn": {"core", "ops"},
     "runtime": {"core", "ops"},
-    "models": {"core", "text", "audio", "words", "ops", "nn", "runtime"},
+    "native": set(),
+    "models": {"core", "text", "audio", "words", "ops", "nn", "runtime", "native"},
     "compile": {"core", "transport", "ops", "runtime", "models", "engine"},
     "engine": {
         "core",

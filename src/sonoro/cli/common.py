@@ -28,7 +28,7 @@ Quantization = Annotated[
     typer.Option(help=f"of the layers' weights: {', '.join(QUANTIZATIONS)}; default: the configuration's, or none"),
 ]
 LoadFormat = Annotated[str, typer.Option(help="auto, or dummy for random weights")]
-Eager = Annotated[bool | None, typer.Option("--eager", help="no CUDA graphs: the same kernels, launched one by one")]
+Eager = Annotated[bool | None, typer.Option("--eager", help="no CUDA graphs, no compiled code on a CPU")]
 Commit = Annotated[str | None, typer.Option(help="the revision to record; default: that of the checkout")]
 Config = Annotated[
     Any, typer.Option(parser=EngineConfig.from_file, metavar="FILE", help="YAML file of an engine, or of a server")

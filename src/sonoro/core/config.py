@@ -205,7 +205,9 @@ class EngineConfig(Settings):
         "most 2,048",
     )
     codec_batches: tuple[int, ...] = setting((), "batch sizes of the codec to capture; empty for 1, 4, 16 up to 32")
-    is_eager: bool = setting(False, "no CUDA graphs: the same kernels, launched one by one")
+    is_eager: bool = setting(
+        False, "no CUDA graphs, but the same kernels, launched one by one; no compiled code on a CPU"
+    )
     is_ready_early: bool = setting(False, "be ready with some graphs captured, and capture the others when idle")
     model_settings: Mapping[str, bool | int | float | str] = setting({}, "the model's own (docs/differences.md)")
     tuning: Tuning = Tuning()

@@ -73,17 +73,17 @@ class SamplingState:
     """Parameters of `slots` slots and the scratch slot. A slot without parameters is greedy and has 0 `max_frames`."""
 
     def __init__(self, slots: int, device: torch.device) -> None:
-        self._packed = torch.empty((slots + 1, len(CLEARED)), device=device, dtype=torch.int64)
+        self.packed = torch.empty((slots + 1, len(CLEARED)), device=device, dtype=torch.int64)
         self.clear(range(slots + 1))
 
     def set(self, slots: Sequence[int], packed: Sequence[tuple[int, ...]]) -> None:
         """Set the parameters of `slots` to rows of `Controls.pack`, in stream order. No sync; not capturable."""
-        device = self._packed.device
+        device = self.packed.device
         self.put(upload(slots, torch.int64, device), upload(packed, torch.int64, device))
 
     def put(self, slots: Tensor, packed: Tensor) -> None:
         """`set` for `slots` [B] int64 and `packed` [B, 8] int64 on the device. Capturable; no sync."""
-        self._packed.index_copy_(0, slots, packed)
+        self.packed.index_copy_(0, slots, packed)
 
     def clear(self, slots: Sequence[int]) -> None:
         """Reset the parameters of `slots`. No sync."""
@@ -91,7 +91,7 @@ class SamplingState:
 
     def read(self, slots: Tensor) -> BatchSampling:
         """The parameters of `slots` [B] int64. Capturable; no sync."""
-        rows = self._packed[slots]
+        rows = self.packed[slots]
         seed, segment, max_frames = rows[:, :3].unbind(1)
         temperature, top_p, repetition_penalty, _ = unpack_floats(rows[:, 6:]).split(1, dim=1)
         is_greedy, ignore_eos = unpack_flags(rows[:, 4:6]).split(1, dim=1)

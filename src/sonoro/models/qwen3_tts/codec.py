@@ -5,7 +5,10 @@ from torch import Tensor
 
 from sonoro.core.errors import CheckpointError
 from sonoro.models.shared.streaming import StreamingCodec
+from sonoro.native.library import load
+from sonoro.nn.history import History
 
+from .compiled_codec import CompiledDecoder
 from .config import CodecConfig
 from .decoder import CodecDecoder, FusedDecoder
 from .encoder import CodecEncoder
@@ -22,6 +25,13 @@ class Qwen3Codec(StreamingCodec):
         if config.encoder_config is not None:
             self.encoder = CodecEncoder(config.encoder_config, config.encoder_valid_num_quantizers)
             _check_equal("encode_downsample_rate", config.encode_downsample_rate, "encoder's stride", self.encoder.hop)
+
+    def compiled_decode(self, history: History, most_frames: int) -> CompiledDecoder | None:
+        """`CompiledCodec.compiled_decode`; None on a GPU and for dtypes other than float32."""
+        if self.decoder.weight.dtype != torch.float32 or not self.decoder.weight.is_cpu:
+            return None
+        library = load()
+        return None if library is None else CompiledDecoder(self.decoder, history, library, most_frames)
 
     @torch.no_grad()
     def encode(self, audio: Tensor) -> Tensor:

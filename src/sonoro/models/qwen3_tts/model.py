@@ -34,6 +34,7 @@ from sonoro.words.tracking import Pointing
 from . import frame, voice, weights
 from . import state as by_slot
 from .backbone import decoder_config
+from .compiled import CompiledFrame, CompiledTalker
 from .config import RELEASED, Configs, GenerationConfig, ModelConfig, read_configs, released_configs, speaker_sexes
 from .live_text import LiveSegment
 from .prompt import SPLITS, ClonedVoice, PromptBuilder, TalkerPrompt, TextTokenizer
@@ -141,6 +142,14 @@ class Qwen3TTS(ReadsText):
 
     def frame(self, state: FrameState, slots: Tensor, record: list[Tensor] | None = None) -> None:
         frame.frame(self._modules.lm.talker, state, slots, record)
+
+    def compiled_frame(self, state: FrameState) -> CompiledFrame | None:
+        """`CompiledModel.compiled_frame`; None on a GPU, and for layouts and dtypes that the compiled code lacks."""
+        return None if self._compiled is None else CompiledFrame(self._compiled, state)
+
+    @functools.cached_property
+    def _compiled(self) -> CompiledTalker | None:
+        return CompiledTalker.of(self._modules.lm.talker)
 
     def check_kernels(self, state: FrameState, batch: int) -> None:
         frame.check_kernels(self._modules.lm.talker, state, batch)

@@ -1,0 +1,79 @@
+"""Compile the C code of this folder: `python src/sonoro/native/build.py` leaves a library per instruction set in it.
+
+The build of a wheel and an editable installation do so too (`hatch_build.py`). Imports nothing of ours, and needs a C
+compiler. The libraries name the sources that they were compiled from, so that stale ones are found."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+_CODE, _HEADERS = ("frame.c", "codec.c"), ("kernels.h",)
+_FLAGS = ("-std=gnu11", "-O3", "-fopenmp-simd", "-fno-math-errno", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall")
+_X86: dict[str, Sequence[str]] = {
+    "avx512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma"),
+    "avx2": ("-mavx2", "-mfma"),
+    "plain": (),
+}
+
+
+def levels() -> dict[str, Sequence[str]]:
+    """The instruction sets to compile for, the fastest first, and the compiler's flags for each."""
+    return _X86 if platform.machine().lower() in ("x86_64", "amd64") else {"plain": ()}
+
+
+def library(level: str, folder: Path = FOLDER) -> Path:
+    """The library of `level` in `folder`."""
+    return folder / f"sonoro-{level}.so"
+
+
+def digest() -> str:
+    """A hash of the C code and of how it is compiled."""
+    sources = [(FOLDER / name).read_bytes() for name in (*_CODE, *_HEADERS)]
+    return hashlib.sha256(b"".join([repr((_FLAGS, _X86)).encode(), *sources])).hexdigest()
+
+
+def is_current(level: str, folder: Path = FOLDER) -> bool:
+    """Whether the library of `level` in `folder` was compiled from the C code as it is."""
+    path = library(level, folder)
+    return path.is_file() and digest().encode() in path.read_bytes()
+
+
+def compiler() -> list[str] | None:
+    """The command of the C compiler: that of the interpreter's build, or the first found; None if there is none."""
+    for named in (sysconfig.get_config_var("CC"), "cc", "gcc", "clang"):
+        command = (named or "").split()
+        if command and shutil.which(command[0]):
+            return command
+    return None
+
+
+def build(folder: Path = FOLDER) -> list[Path]:
+    """Compile all levels into `folder`; returns the libraries. Raises `OSError` without a compiler, or if it fails."""
+    command = compiler()
+    if command is None:
+        raise OSError("there is no C compiler: install gcc or clang")
+    made = []
+    for level, flags in levels().items():
+        part = library(level, folder).with_suffix(f".{os.getpid()}")
+        defined = f'-DSONORO_SOURCES="{digest()}"'
+        called = [*command, *_FLAGS, *flags, defined, *(str(FOLDER / name) for name in _CODE), "-o", str(part), "-lm"]
+        ran = subprocess.run(called, capture_output=True, text=True, check=False)
+        if ran.returncode:
+            part.unlink(missing_ok=True)
+            raise OSError(f"{command[0]} failed: {ran.stderr.strip()}")
+        # In one step: another process may be loading it.
+        made.append(part.replace(library(level, folder)))
+    return made
+
+
+if __name__ == "__main__":
+    sys.stdout.writelines(f"{path}\n" for path in build())

@@ -1,0 +1,361 @@
+/* The decode step of a backbone and a depth model as one call: what sonoro.models.qwen3_tts.frame does in a thousand
+ * operations, for batches of a few slots on a CPU. That function is the reference; `tests/native` compares the two.
+ *
+ * Everything is a pointer into the tensors of the model and of its state by slot. Nothing is allocated, and nothing is kept
+ * between calls but what is in those tensors. */
+
+#include "kernels.h"
+
+#include <stdlib.h>
+
+/* A decoder layer with RMS norms of the heads, and its part of a paged cache [pages, page positions, kv heads, D]. */
+typedef struct {
+    Product qkv, out, gate_up, down;
+    const float *input_norm, *query_norm, *key_norm, *inner_norm;
+    float *keys, *values;
+    const int64_t *watched; /* query heads whose attention is recorded, [watched_count] */
+    int64_t watched_count;
+} Layer;
+
+typedef struct {
+    const Layer *layers;
+    const float *norm, *cos, *sin; /* cos and signed sin by position, [positions, D] */
+    const int32_t *page_table;     /* [slots, pages per slot] */
+    int64_t pages_per_slot, page_positions;
+    int64_t count, width, inner, heads, kv_heads, head_width;
+    float eps;
+} Stack;
+
+/* Attention of the watched heads to a span of positions, `out` [slots, heads, columns], as `sonoro.nn.watch`. */
+typedef struct {
+    const int64_t *spans; /* start and count by slot */
+    float *out;
+    int64_t heads, columns;
+} Watch;
+
+/* Room for intermediate results of `rows` rows. */
+typedef struct {
+    float *x, *normed, *wide, *inner, *attended, *scores, *logits, *hidden;
+    int64_t *slots, *positions;
+} Room;
+
+typedef struct {
+    Stack backbone, depth;
+    Watch watch;
+    Room room;
+    Product head, projection; /* `projection` of the hidden state to the depth model's width; without columns: none */
+    const Product *depth_heads;
+    /* Tables: inputs of the depth model by codebook [books, depth_codes, depth width], embeddings of the text, and of all
+     * codes, those of codebook k from row `code_starts[k]` on. */
+    const float *depth_inputs, *text_table, *code_table;
+    const int64_t *code_starts;
+    int64_t depth_codes, books, codes, end, min_frames;
+    const bool *suppressed; /* [end + 1]: ids of codebook 0 that are never sampled */
+    /* State by slot. */
+    bool *done, *seen;
+    int64_t *length, *position, *frames;
+    float *pending;
+    const int64_t *text_ids, *first_controls, *rest_controls;
+    int64_t frames_stride, text_stride;
+} Frame;
+
+/* A row of sonoro.runtime.sampling: how codes are sampled, and random numbers addressed. */
+typedef struct {
+    int64_t seed, segment, max_frames, top_k, is_greedy, ignore_end;
+    float temperature, top_p, penalty, unused;
+} Controls;
+
+/* What this library was compiled from, for build.py to find in it. */
+__attribute__((used)) static const char sources[] = SONORO_SOURCES;
+
+EXPORT int64_t sonoro_frame_bytes(void) { return sizeof(Frame); }
+
+/* The place of `position` of a slot with `pages` in a layer's cache. */
+static inline int64_t place_of(const Stack *stack, const int32_t *pages, int64_t position) {
+    return (pages[position / stack->page_positions] * stack->page_positions + position % stack->page_positions)
+         * stack->kv_heads * stack->head_width;
+}
+
+/* Record a watched head's attention, whose `scores` [position + 1] come before the softmax, over the slot's span alone. */
+static void record(const Watch *watch, int64_t row, int64_t slot, const float *scores, int64_t position) {
+    float *out = watch->out + (slot * watch->heads + row) * watch->columns;
+    const int64_t start = watch->spans[2 * slot], count = watch->spans[2 * slot + 1];
+    int64_t live = position + 1 - start < count ? position + 1 - start : count;
+    live = live < 0 ? 0 : live > watch->columns ? watch->columns : live;
+    if (live) {
+        memcpy(out, scores + start, live * sizeof *out);
+        softmax(out, live);
+    }
+    memset(out + live, 0, (watch->columns - live) * sizeof *out);
+}
+
+/* Attention of the query heads in `qkv`, a new position of one slot, to that position and all before it. */
+static void attend(const Stack *stack, const Layer *layer, float *qkv, int64_t slot, int64_t position, const Watch *watch,
+                   int64_t first_watched, float *scores, float *out) {
+    const int64_t width = stack->head_width, heads = stack->heads, kv_heads = stack->kv_heads, group = heads / kv_heads;
+    const int32_t *pages = stack->page_table + slot * stack->pages_per_slot;
+    const float *cos = stack->cos + position * width, *sin = stack->sin + position * width, scale = 1 / sqrtf((float)width);
+    const int64_t own = place_of(stack, pages, position), size = stack->page_positions;
+    for (int64_t head = 0; head < heads + kv_heads; head++) {
+        float *of = qkv + head * width;
+        rms_norm(of, head < heads ? layer->query_norm : layer->key_norm, stack->eps, width, of);
+        rotate(of, cos, sin, width);
+    }
+    memcpy(layer->keys + own, qkv + heads * width, kv_heads * width * sizeof *qkv);
+    memcpy(layer->values + own, qkv + (heads + kv_heads) * width, kv_heads * width * sizeof *qkv);
+    for (int64_t head = 0; head < heads; head++) {
+        const float *query = qkv + head * width;
+        const int64_t offset = head / group * width, stride = kv_heads * width;
+        for (int64_t begin = 0; begin <= position; begin += size) {
+            const float *keys = layer->keys + place_of(stack, pages, begin) + offset;
+            const int64_t live = position + 1 - begin < size ? position + 1 - begin : size;
+            for (int64_t i = 0; i < live; i++) scores[begin + i] = scale * dot(query, keys + i * stride, width);
+        }
+        for (int64_t i = 0; watch && i < layer->watched_count; i++)
+            if (layer->watched[i] == head) record(watch, first_watched + i, slot, scores, position);
+        softmax(scores, position + 1);
+        float *restrict to = out + head * width;
+        memset(to, 0, width * sizeof *to);
+        for (int64_t begin = 0; begin <= position; begin += size) {
+            const float *values = layer->values + place_of(stack, pages, begin) + offset;
+            const int64_t live = position + 1 - begin < size ? position + 1 - begin : size;
+            for (int64_t i = 0; i < live; i++)
+                for (int64_t d = 0; d < width; d++) to[d] += scores[begin + i] * values[i * stride + d];
+        }
+    }
+}
+
+/* Run `count` rows of `room->x`, at `positions` of `slots`, through all layers and the final norm: into `room->normed`. */
+static void run_stack(const Stack *stack, const Room *room, int64_t count, const int64_t *slots, const int64_t *positions,
+                      const Watch *watch) {
+    const int64_t width = stack->width, inner = stack->inner, wide = (stack->heads + 2 * stack->kv_heads) * stack->head_width;
+    int64_t first_watched = 0;
+    for (int64_t index = 0; index < stack->count; index++) {
+        const Layer *layer = stack->layers + index;
+        for (int64_t i = 0; i < count; i++)
+            rms_norm(room->x + i * width, layer->input_norm, stack->eps, width, room->normed + i * width);
+        multiply(&layer->qkv, room->normed, count, room->wide);
+        for (int64_t i = 0; i < count; i++)
+            attend(stack, layer, room->wide + i * wide, slots[i], positions[i], watch, first_watched, room->scores,
+                   room->attended + i * stack->heads * stack->head_width);
+        first_watched += layer->watched_count;
+        multiply(&layer->out, room->attended, count, room->normed);
+        add(room->x, room->normed, count * width);
+        for (int64_t i = 0; i < count; i++)
+            rms_norm(room->x + i * width, layer->inner_norm, stack->eps, width, room->normed + i * width);
+        multiply(&layer->gate_up, room->normed, count, room->wide);
+        for (int64_t i = 0; i < count; i++) {
+            const float *restrict gate = room->wide + 2 * i * inner, *restrict up = gate + inner;
+            float *restrict to = room->inner + i * inner;
+#pragma omp simd
+            for (int64_t d = 0; d < inner; d++) to[d] = gate[d] / (1 + exp_of(-gate[d])) * up[d];
+        }
+        multiply(&layer->down, room->inner, count, room->normed);
+        add(room->x, room->normed, count * width);
+    }
+    for (int64_t i = 0; i < count; i++)
+        rms_norm(room->x + i * width, stack->norm, stack->eps, width, room->normed + i * width);
+}
+
+/* Gumbel noise of `id`, addressed as in sonoro.ops.sample: Philox4x32-10 of (id / 4, book, frame, segment), keyed by seed. */
+static float gumbel(const Controls *controls, int64_t book, int64_t frame, int64_t id) {
+    uint32_t a = (uint32_t)(id / 4), b = (uint32_t)book, c = (uint32_t)frame, d = (uint32_t)controls->segment;
+    uint32_t left = (uint32_t)controls->seed, right = (uint32_t)((uint64_t)controls->seed >> 32);
+    for (int round = 0; round < 10; round++, left += 0x9E3779B9u, right += 0xBB67AE85u) {
+        const uint64_t first = (uint64_t)a * 0xD2511F53u, second = (uint64_t)c * 0xCD9E8D57u;
+        a = (uint32_t)(second >> 32) ^ b ^ left;
+        c = (uint32_t)(first >> 32) ^ d ^ right;
+        b = (uint32_t)second;
+        d = (uint32_t)first;
+    }
+    const uint32_t words[4] = {a, b, c, d};
+    const float uniform = ((float)(words[id % 4] >> 9) + 0.5f) * 0x1p-23f;
+    return -logf(-logf(uniform));
+}
+
+static int compare(const void *left, const void *right) {
+    const float a = *(const float *)left, b = *(const float *)right;
+    return (a > b) - (a < b);
+}
+
+/* The `k`-th largest of `values` [count], which are copied to `room`; 1 <= k <= count. Quickselect. */
+static float kth_largest(const float *values, int64_t count, int64_t k, float *room) {
+    memcpy(room, values, count * sizeof *room);
+    int64_t low = 0, high = count - 1, wanted = k - 1;
+    while (low < high) {
+        const float pivot = room[(low + high) / 2];
+        int64_t i = low, j = high;
+        while (i <= j) {
+            while (room[i] > pivot) i++;
+            while (room[j] < pivot) j--;
+            if (i <= j) {
+                const float swapped = room[i];
+                room[i++] = room[j];
+                room[j--] = swapped;
+            }
+        }
+        if (wanted <= j) high = j;
+        else if (wanted >= i) low = i;
+        else break;
+    }
+    return room[wanted];
+}
+
+/* The smallest of `values` [count] that top-p keeps; `room` [count]. */
+static float smallest_of_top_p(const float *values, int64_t count, float top_p, float *room) {
+    memcpy(room, values, count * sizeof *room);
+    qsort(room, count, sizeof *room, compare);
+    const float most = room[count - 1];
+    float sum = 0, below = 0;
+    for (int64_t i = 0; i < count; i++) sum += expf(room[i] - most);
+    int64_t dropped = 0;
+    while (dropped < count && (below += expf(room[dropped] - most) / sum) <= 1 - top_p) dropped++;
+    return room[dropped < count ? dropped : count - 1];
+}
+
+/* Sample an id from `logits` [count], which are overwritten: top-k and top-p of logits / temperature, then the argmax with
+ * Gumbel noise. Ties go to the lowest id. `room` [count]. */
+static int64_t sample(const Controls *controls, int64_t book, int64_t frame, float *logits, int64_t count, float *room) {
+    float smallest = -INFINITY;
+    for (int64_t i = 0; i < count; i++) logits[i] /= controls->temperature;
+    if (controls->top_k > 0) {
+        smallest = kth_largest(logits, count, controls->top_k < count ? controls->top_k : count, room);
+        for (int64_t i = 0; i < count; i++)
+            if (logits[i] < smallest) logits[i] = -INFINITY;
+    }
+    if (controls->top_p < 1) {
+        smallest = smallest_of_top_p(logits, count, controls->top_p, room);
+        for (int64_t i = 0; i < count; i++)
+            if (logits[i] < smallest) logits[i] = -INFINITY;
+    }
+    int64_t best = 0;
+    float most = -INFINITY;
+    for (int64_t i = 0; i < count; i++) {
+        if (logits[i] == -INFINITY) continue;
+        const float value = controls->is_greedy ? logits[i] : logits[i] + gumbel(controls, book, frame, i);
+        if (value > most) most = value, best = i;
+    }
+    return best;
+}
+
+/* Sample codebook 0 of a slot from the backbone's `logits`: the last of the ids considered is the end of speech. */
+static int64_t sample_first(const Frame *frame, const Controls *controls, int64_t slot, float *logits) {
+    const int64_t end = frame->end, length = frame->length[slot];
+    const bool *seen = frame->seen + slot * (end + 1), is_endless = controls->ignore_end || length < frame->min_frames;
+    for (int64_t id = 0; id <= end; id++) {
+        if (seen[id]) logits[id] = logits[id] < 0 ? logits[id] * controls->penalty : logits[id] / controls->penalty;
+        if (frame->suppressed[id] || (id == end && is_endless)) logits[id] = -INFINITY;
+    }
+    return sample(controls, 0, length, logits, end + 1, frame->room.scores);
+}
+
+/* Codebooks 1 to K - 1 of `count` slots, whose hidden states are in `room.normed` and whose code 0 is in `codes` [., K]. */
+static void run_depth(const Frame *frame, const int64_t *slots, int64_t count, int64_t *codes) {
+    const Stack *depth = &frame->depth;
+    const Room *room = &frame->room;
+    const int64_t width = depth->width, books = frame->books, logits = frame->depth_heads[0].rows;
+    if (frame->projection.columns) multiply(&frame->projection, room->normed, count, room->hidden);
+    else memcpy(room->hidden, room->normed, count * width * sizeof *room->hidden);
+    memcpy(room->x, room->hidden, count * width * sizeof *room->x);
+    for (int64_t i = 0; i < count; i++) room->positions[i] = 0;
+    for (int64_t book = 1; book < books; book++) {
+        /* The hidden state and code 0 are known together: the first pass has two rows for each slot. */
+        const int64_t before = book == 1 ? count : 0, rows = before + count;
+        for (int64_t i = 0; i < count; i++) {
+            const int64_t code = codes[i * books + book - 1], row = code < (book == 1 ? frame->codes : logits) ? code : 0;
+            memcpy(room->x + (before + i) * width, frame->depth_inputs + ((book - 1) * frame->depth_codes + row) * width,
+                   width * sizeof *room->x);
+            room->positions[before + i] = book;
+            room->slots[i] = slots[i];
+            room->slots[before + i] = slots[i];
+        }
+        run_stack(depth, room, rows, room->slots, room->positions, NULL);
+        multiply(frame->depth_heads + book - 1, room->normed + before * width, count, room->logits);
+        for (int64_t i = 0; i < count; i++) {
+            const Controls *controls = (const Controls *)frame->rest_controls + slots[i];
+            codes[i * books + book] =
+                sample(controls, book, frame->length[slots[i]], room->logits + i * logits, logits, room->scores);
+        }
+    }
+}
+
+/* Append the frame `codes` [K] to a slot, and write the next input of its backbone; a slot at its end changes `done` alone. */
+static void append(const Frame *frame, int64_t slot, const int64_t *codes) {
+    const Controls *controls = (const Controls *)frame->first_controls + slot;
+    const int64_t width = frame->backbone.width, length = frame->length[slot];
+    if (codes[0] == frame->end) {
+        frame->done[slot] = true;
+        return;
+    }
+    memcpy(frame->frames + slot * frame->frames_stride + length * frame->books, codes, frame->books * sizeof *codes);
+    float *pending = frame->pending + slot * width;
+    memset(pending, 0, width * sizeof *pending);
+    for (int64_t book = 0; book < frame->books; book++)
+        add(pending, frame->code_table + (frame->code_starts[book] + codes[book]) * width, width);
+    frame->seen[slot * (frame->end + 1) + codes[0]] = true;
+    frame->position[slot]++;
+    frame->length[slot] = length + 1;
+    frame->done[slot] = length + 1 >= controls->max_frames;
+}
+
+/* One frame for each of `slots` [count] that is not done; the room has `most` slots, more are taken in turns. */
+EXPORT void sonoro_frame(const Frame *frame, const int64_t *slots, int64_t count, int64_t *codes, int64_t *stepped) {
+    const Room *room = &frame->room;
+    const int64_t width = frame->backbone.width, books = frame->books;
+    const unsigned before = flush_denormals();
+    int64_t active = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t slot = slots[i], length = frame->length[slot];
+        if (frame->done[slot]) continue;
+        float *x = room->x + active * width;
+        memcpy(x, frame->pending + slot * width, width * sizeof *x);
+        if (length) {
+            const int64_t at = length - 1 < frame->text_stride ? length - 1 : frame->text_stride - 1;
+            add(x, frame->text_table + frame->text_ids[slot * frame->text_stride + at] * width, width);
+        }
+        room->positions[active] = frame->position[slot];
+        stepped[active++] = slot;
+    }
+    if (active) {
+        const int64_t logits = frame->head.rows;
+        run_stack(&frame->backbone, room, active, stepped, room->positions, frame->watch.out ? &frame->watch : NULL);
+        multiply(&frame->head, room->normed, active, room->logits);
+        for (int64_t i = 0; i < active; i++) {
+            const Controls *controls = (const Controls *)frame->first_controls + stepped[i];
+            codes[i * books] = sample_first(frame, controls, stepped[i], room->logits + i * logits);
+        }
+        run_depth(frame, stepped, active, codes);
+        for (int64_t i = 0; i < active; i++) append(frame, stepped[i], codes + i * books);
+    }
+    restore_denormals(before);
+}
+
+/* Pack row `row` of a weight [columns][rows] in steps of `scale`. Returns whether that is exact. */
+static bool pack_row(const float *weight, int64_t rows, int64_t columns, int64_t row, float scale, int8_t *packed) {
+    int8_t *to = packed + row / BLOCK * BLOCK * columns + row % BLOCK;
+    for (int64_t column = 0; column < columns; column++) {
+        const float value = weight[column * rows + row], steps = scale > 0 ? rintf(value / scale) : 0;
+        if (steps * scale != value || fabsf(steps) > 127) return false;
+        to[column * BLOCK] = (int8_t)steps;
+    }
+    return true;
+}
+
+/* Pack the float32 weight [columns][rows] as int8 with a scale per row, as `Product` has them; `packed` is zeroed.
+ * Returns whether that is exact: each number is the scale of its row times an integer up to 127, rounded once. */
+EXPORT bool sonoro_pack(const float *weight, int64_t rows, int64_t columns, int8_t *packed, float *scale) {
+    for (int64_t row = 0; row < rows; row++) {
+        float most = 0;
+        for (int64_t column = 0; column < columns; column++) {
+            const float size = fabsf(weight[column * rows + row]);
+            most = size > most ? size : most;
+        }
+        /* The largest number is 127 times the scale, rounded: the scale is its 127th part, or a neighbour of that. */
+        const float middle = most / 127, near[3] = {middle, nextafterf(middle, 0), nextafterf(middle, INFINITY)};
+        int tried = 0;
+        while (tried < 3 && !pack_row(weight, rows, columns, row, near[tried], packed)) tried++;
+        if (tried == 3) return false;
+        scale[row] = near[tried];
+    }
+    return true;
+}

@@ -1,0 +1,273 @@
+/* What the compiled decode step and codec are built of: products with one or a few rows, norms, exp, sin.
+ *
+ * One source for every processor: it is compiled once per instruction set, each into a library of its own, and `LANES` is
+ * the number of floats of one vector there. Everything is in float32; sums are in another order than torch's.
+ *
+ * A weight is read in the order that a product needs it, from memory, so its size decides the time of one row:
+ *
+ *   as float32   [columns][rows], which is how sonoro.nn.linear keeps it on a CPU: no copy
+ *   as int8      [rows / BLOCK][columns][BLOCK] and a scale per row: a copy, a quarter of the size */
+
+#ifndef SONORO_KERNELS_H
+#define SONORO_KERNELS_H
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__)
+#define LANES 16
+#elif defined(__AVX2__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
+
+#define BLOCK 64             /* rows of an int8 weight that are summed together: as many vectors as hide a product's latency */
+#define VECTORS (BLOCK / LANES)
+#define SETS (LANES == 16 ? 2 : 1) /* of such sums, as many as registers hold */
+
+typedef float floats __attribute__((vector_size(4 * LANES)));
+typedef int32_t ints __attribute__((vector_size(4 * LANES)));
+typedef int8_t bytes __attribute__((vector_size(LANES)));
+
+#define EXPORT __attribute__((visibility("default")))
+
+/* y = W x + bias: `weight` and `packed` are alternatives, the other is NULL; so may be `bias`. */
+typedef struct {
+    const float *weight;     /* [columns][rows] */
+    const int8_t *packed;    /* [ceil(rows / BLOCK)][columns][BLOCK] */
+    const float *scale;      /* [rows], of `packed` */
+    const float *bias;       /* [rows] */
+    int64_t rows, columns;
+} Product;
+
+static inline floats load(const float *from) {
+    floats value;
+    memcpy(&value, from, sizeof value);
+    return value;
+}
+
+static inline void store(float *to, floats value) { memcpy(to, &value, sizeof value); }
+
+/* `LANES` int8 as floats. By intrinsics where there are: gcc takes a conversion of vectors apart into single bytes. */
+static inline floats widen(const int8_t *from) {
+#if LANES == 16
+    return (floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
+#elif LANES == 8
+    return (floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from)));
+#else
+    bytes narrow;
+    memcpy(&narrow, from, sizeof narrow);
+    return __builtin_convertvector(__builtin_convertvector(narrow, ints), floats);
+#endif
+}
+
+/* One block of an int8 weight: `y` [BLOCK] = the rows of `block` times `x`. */
+static inline void block_product(const int8_t *block, const float *x, int64_t columns, float *y) {
+    floats sums[SETS][VECTORS] = {0};
+    int64_t column = 0;
+    for (; column + SETS <= columns; column += SETS)
+        for (int set = 0; set < SETS; set++, block += BLOCK)
+            for (int i = 0; i < VECTORS; i++) sums[set][i] += widen(block + i * LANES) * x[column + set];
+    for (; column < columns; column++, block += BLOCK)
+        for (int i = 0; i < VECTORS; i++) sums[0][i] += widen(block + i * LANES) * x[column];
+    for (int i = 0; i < VECTORS; i++) store(y + i * LANES, SETS == 2 ? sums[0][i] + sums[SETS - 1][i] : sums[0][i]);
+}
+
+/* `y` [count, rows] = W x + bias for `x` [count, columns]. The weight is read once, whatever the count. */
+static inline void multiply(const Product *product, const float *x, int64_t count, float *y) {
+    const int64_t rows = product->rows, columns = product->columns;
+    const float *bias = product->bias;
+    if (product->packed) {
+        for (int64_t first = 0; first < rows; first += BLOCK) {
+            const int64_t used = rows - first < BLOCK ? rows - first : BLOCK;
+            for (int64_t i = 0; i < count; i++) {
+                float sums[BLOCK];
+                block_product(product->packed + first * columns, x + i * columns, columns, sums);
+                for (int64_t row = 0; row < used; row++)
+                    y[i * rows + first + row] = sums[row] * product->scale[first + row] + (bias ? bias[first + row] : 0);
+            }
+        }
+        return;
+    }
+    for (int64_t i = 0; i < count; i++)
+        for (int64_t row = 0; row < rows; row++) y[i * rows + row] = bias ? bias[row] : 0;
+    int64_t column = 0;
+    for (; column + 7 < columns; column += 8) {
+        const float *w = product->weight + column * rows;
+        for (int64_t i = 0; i < count; i++) {
+            const float *of = x + i * columns + column;
+            float *restrict to = y + i * rows;
+            for (int64_t row = 0; row < rows; row++)
+                to[row] += ((w[row] * of[0] + w[rows + row] * of[1]) + (w[2 * rows + row] * of[2] + w[3 * rows + row] * of[3]))
+                         + ((w[4 * rows + row] * of[4] + w[5 * rows + row] * of[5])
+                            + (w[6 * rows + row] * of[6] + w[7 * rows + row] * of[7]));
+        }
+    }
+    for (; column < columns; column++)
+        for (int64_t i = 0; i < count; i++) {
+            const float *w = product->weight + column * rows, of = x[i * columns + column];
+            float *restrict to = y + i * rows;
+            for (int64_t row = 0; row < rows; row++) to[row] += w[row] * of;
+        }
+}
+
+/* Products of many rows: a causal convolution of kernel `taps` over rows [., in], a linear layer if that is 1. The weight
+ * is packed as [ceil(out / COLUMNS)][taps * in][COLUMNS]; a tile of it by TALL rows is summed in registers. */
+#define COLUMNS 32
+#define TALL (LANES == 16 ? 12 : 6)
+#define PAIR 2 /* vectors of one tile's row */
+
+typedef struct {
+    const float *weight, *bias; /* bias: padded to columns of the weight */
+    float *history;             /* [slots, kept, in]: the rows before the next call's */
+    int64_t in, out, taps, dilation, kept;
+} Conv;
+
+/* A tile: `out` [height, PAIR * LANES] = bias + rows of `in` times `weight`, plus what `out` holds if `adds`. */
+static inline __attribute__((always_inline)) void tile(const Conv *conv, const float *weight, const float *bias,
+                                                        const float *in, const int height, float *out, int64_t used,
+                                                        bool adds) {
+    floats sums[TALL][PAIR];
+    const int64_t width = conv->in;
+    for (int i = 0; i < height; i++)
+        for (int v = 0; v < PAIR; v++) sums[i][v] = load(bias + v * LANES);
+    for (int64_t tap = 0; tap < conv->taps; tap++) {
+        const float *rows = in + tap * conv->dilation * width;
+        for (int64_t c = 0; c < width; c++, weight += COLUMNS) {
+            floats w[PAIR];
+            for (int v = 0; v < PAIR; v++) w[v] = load(weight + v * LANES);
+            for (int i = 0; i < height; i++)
+                for (int v = 0; v < PAIR; v++) sums[i][v] += w[v] * rows[i * width + c];
+        }
+    }
+    for (int i = 0; i < height; i++) {
+        float *to = out + i * conv->out;
+        if (used >= PAIR * LANES) {
+            for (int v = 0; v < PAIR; v++)
+                store(to + v * LANES, adds ? load(to + v * LANES) + sums[i][v] : sums[i][v]);
+        } else {
+            float row[PAIR * LANES];
+            for (int v = 0; v < PAIR; v++) store(row + v * LANES, sums[i][v]);
+            for (int64_t n = 0; n < used; n++) to[n] = adds ? to[n] + row[n] : row[n];
+        }
+    }
+}
+
+/* `out` [rows, conv->out] of `in` [(taps - 1) * dilation + rows, conv->in]; added to what it holds if `adds`. */
+static inline void convolve(const Conv *conv, const float *in, int64_t rows, float *out, bool adds) {
+    for (int64_t first = 0; first < conv->out; first += PAIR * LANES) {
+        const float *weight = conv->weight + first / COLUMNS * COLUMNS * conv->taps * conv->in + first % COLUMNS;
+        const float *bias = conv->bias + first;
+        const int64_t used = conv->out - first;
+        for (int64_t row = 0; row < rows;) {
+            const float *from = in + row * conv->in;
+            float *to = out + row * conv->out + first;
+            const int64_t left = rows - row;
+            if (left >= TALL) tile(conv, weight, bias, from, TALL, to, used, adds), row += TALL;
+            else if (left >= 4) tile(conv, weight, bias, from, 4, to, used, adds), row += 4;
+            else if (left >= 2) tile(conv, weight, bias, from, 2, to, used, adds), row += 2;
+            else tile(conv, weight, bias, from, 1, to, used, adds), row += 1;
+        }
+    }
+}
+
+static inline float dot(const float *a, const float *b, int64_t count) {
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < count; i++) sum += a[i] * b[i];
+    return sum;
+}
+
+/* `y` = `x` over its root mean square, times `weight`; `y` may be `x`. */
+static inline void rms_norm(const float *x, const float *weight, float eps, int64_t count, float *y) {
+    const float factor = 1 / sqrtf(dot(x, x, count) / (float)count + eps);
+#pragma omp simd
+    for (int64_t i = 0; i < count; i++) y[i] = x[i] * factor * weight[i];
+}
+
+static inline void add(float *restrict to, const float *restrict from, int64_t count) {
+#pragma omp simd
+    for (int64_t i = 0; i < count; i++) to[i] += from[i];
+}
+
+/* e^x, within 2 units in the last place, for compilers to vectorise: 2^n times a polynomial of the rest, |rest| < ln 2 / 2. */
+static inline float exp_of(float x) {
+    const float bounded = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
+    const float rounder = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
+    const float whole = (bounded * 1.44269504f + rounder) - rounder;
+    const float rest = (bounded - whole * 0.693359375f) + whole * 2.12194440e-4f;
+    float sum = 1.9875691500e-4f;
+    sum = sum * rest + 1.3981999507e-3f;
+    sum = sum * rest + 8.3334519073e-3f;
+    sum = sum * rest + 4.1665795894e-2f;
+    sum = sum * rest + 1.6666665459e-1f;
+    sum = sum * rest + 5.0000001201e-1f;
+    sum = sum * rest * rest + rest + 1.0f;
+    const int32_t bits = ((int32_t)whole + 127) << 23;
+    float power;
+    memcpy(&power, &bits, sizeof power);
+    return sum * power;
+}
+
+/* Rotary embedding of one head `x` [D], whose pairs are (i, i + D / 2); `sin` is negated in its first half. */
+static inline void rotate(float *x, const float *cos, const float *sin, int64_t width) {
+    const int64_t half = width / 2;
+    for (int64_t i = 0; i < half; i++) {
+        const float low = x[i], high = x[i + half];
+        x[i] = low * cos[i] + high * sin[i];
+        x[i + half] = high * cos[i + half] + low * sin[i + half];
+    }
+}
+
+/* Softmax of `scores` [count] in place. */
+static inline void softmax(float *scores, int64_t count) {
+    float most = scores[0], sum = 0;
+    for (int64_t i = 1; i < count; i++) most = scores[i] > most ? scores[i] : most;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < count; i++) sum += scores[i] = exp_of(scores[i] - most);
+    const float factor = 1 / sum;
+    for (int64_t i = 0; i < count; i++) scores[i] *= factor;
+}
+
+/* sin(x)^2, within 2 units in the last place for |x| < 1e5: sine of the rest after whole multiples of pi. */
+static inline float sin_squared(float x) {
+    const float rounder = 12582912.0f;
+    const float whole = (x * 0.318309886f + rounder) - rounder;
+    const float rest = ((x - whole * 3.140625f) - whole * 9.67502593994140625e-4f) - whole * 1.509957990978376432e-7f;
+    const float square = rest * rest;
+    float sum = -2.3889859e-8f;
+    sum = sum * square + 2.7525562e-6f;
+    sum = sum * square - 1.9840874e-4f;
+    sum = sum * square + 8.3333310e-3f;
+    sum = sum * square - 1.6666667e-1f;
+    const float sine = sum * square * rest + rest;
+    return sine * sine;
+}
+
+/* Flush denormals to zero, which a processor multiplies a hundred times slower; returns what was set before. */
+static inline unsigned flush_denormals(void) {
+#if defined(__SSE2__)
+    const unsigned before = _mm_getcsr();
+    _mm_setcsr(before | 0x8040);
+    return before;
+#else
+    return 0;
+#endif
+}
+
+static inline void restore_denormals(unsigned before) {
+#if defined(__SSE2__)
+    _mm_setcsr(before);
+#else
+    (void)before;
+#endif
+}
+
+#endif

@@ -1,0 +1,176 @@
+"""Loads the compiled decode step for this processor, and mirrors its structures. Knows no model.
+
+The C code of this folder is compiled when the package is built or installed, if there is a compiler. Without it `load`
+returns None, and everything runs in torch."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+from ctypes import POINTER, Structure, c_bool, c_float, c_int64, c_void_p
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sonoro.native.build import is_current, levels, library
+
+logger = logging.getLogger(__name__)
+
+BLOCK, COLUMNS = 64, 32
+"""As in kernels.h."""
+
+_NEEDS = {"avx512": ("AVX512",), "avx2": ("AVX512", "AVX2")}
+"""Levels that need more than any processor of the architecture has, and the capabilities in torch's words."""
+
+
+class Product(Structure):
+    """`Product` of kernels.h."""
+
+    _fields_ = [("weight", c_void_p), ("packed", c_void_p), ("scale", c_void_p), ("bias", c_void_p),
+                ("rows", c_int64), ("columns", c_int64)]  # fmt: skip
+
+
+class Layer(Structure):
+    """`Layer` of frame.c, as are the structures below."""
+
+    _fields_ = [
+        *((name, Product) for name in ("qkv", "out", "gate_up", "down")),
+        *((name, c_void_p) for name in ("input_norm", "query_norm", "key_norm", "inner_norm", "keys", "values")),
+        ("watched", c_void_p), ("watched_count", c_int64),
+    ]  # fmt: skip
+
+
+class Stack(Structure):
+    _fields_ = [
+        ("layers", POINTER(Layer)),
+        *((name, c_void_p) for name in ("norm", "cos", "sin", "page_table")),
+        *((name, c_int64) for name in ("pages_per_slot", "page_positions")),
+        *((name, c_int64) for name in ("count", "width", "inner", "heads", "kv_heads", "head_width")),
+        ("eps", c_float),
+    ]
+
+
+class Watch(Structure):
+    _fields_ = [("spans", c_void_p), ("out", c_void_p), ("heads", c_int64), ("columns", c_int64)]
+
+
+class Room(Structure):
+    FLOATS = ("x", "normed", "wide", "inner", "attended", "scores", "logits", "hidden")
+    _fields_ = [*((name, c_void_p) for name in FLOATS), ("slots", c_void_p), ("positions", c_void_p)]
+
+
+class Frame(Structure):
+    _fields_ = [
+        ("backbone", Stack), ("depth", Stack), ("watch", Watch), ("room", Room),
+        ("head", Product), ("projection", Product), ("depth_heads", POINTER(Product)),
+        *((name, c_void_p) for name in ("depth_inputs", "text_table", "code_table", "code_starts")),
+        *((name, c_int64) for name in ("depth_codes", "books", "codes", "end", "min_frames")),
+        ("suppressed", c_void_p),
+        *((name, c_void_p) for name in ("done", "seen", "length", "position", "frames", "pending")),
+        *((name, c_void_p) for name in ("text_ids", "first_controls", "rest_controls")),
+        ("frames_stride", c_int64), ("text_stride", c_int64),
+    ]  # fmt: skip
+
+
+class Conv(Structure):
+    """`Conv` of kernels.h."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("weight", "bias", "history")),
+        *((name, c_int64) for name in ("inputs", "outputs", "taps", "dilation", "kept")),
+    ]
+
+
+class Snake(Structure):
+    """`Snake` of codec.c, as are the structures below."""
+
+    _fields_ = [("rate", c_void_p), ("scale", c_void_p)]
+
+
+class WindowLayer(Structure):
+    _fields_ = [
+        *((name, Conv) for name in ("qkv", "out", "gate_up", "down")),
+        *((name, c_void_p) for name in ("input_norm", "inner_norm", "out_scale", "down_scale", "ring")),
+    ]
+
+
+class UpLayer(Structure):
+    _fields_ = [
+        *((name, Conv) for name in ("up", "inner", "outer")),
+        *((name, c_void_p) for name in ("taps", "bias", "norm", "norm_bias", "gamma", "history")),
+        ("rate", c_int64), ("kept", c_int64),
+    ]  # fmt: skip
+
+
+class Unit(Structure):
+    _fields_ = [("first", Snake), ("second", Snake), ("conv", Conv), ("point", Conv)]
+
+
+class Block(Structure):
+    _fields_ = [("snake", Snake), ("up", Conv), ("units", Unit * 3), ("rate", c_int64)]
+
+
+class Codec(Structure):
+    ROOMS = 4
+    _fields_ = [
+        ("tables", c_void_p), ("books", c_int64), ("codes", c_int64),
+        *((name, Conv) for name in ("before", "input", "output", "first", "last")),
+        ("layers", POINTER(WindowLayer)), ("norm", c_void_p), ("frequencies", c_void_p),
+        ("ups", POINTER(UpLayer)), ("blocks", POINTER(Block)), ("snake", Snake), ("seen", c_void_p),
+        ("room", c_void_p * ROOMS),
+        *((name, c_int64) for name in ("layer_count", "up_count", "block_count")),
+        *((name, c_int64) for name in ("heads", "kv_heads", "head_width", "window")),
+        ("eps", c_float), ("norm_eps", c_float),
+    ]  # fmt: skip
+
+
+class CompiledCode:
+    """The functions of the library at `path`. `level` is the instruction set that it uses."""
+
+    def __init__(self, path: Path, level: str) -> None:
+        self.level = level
+        self._functions = ctypes.CDLL(str(path))
+        self.step = self._functions.sonoro_frame
+        self.step.argtypes, self.step.restype = [c_void_p, c_void_p, c_int64, c_void_p, c_void_p], None
+        self.decode = self._functions.sonoro_decode
+        self.decode.argtypes = [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p]
+        self.decode.restype = None
+        self._pack = self._functions.sonoro_pack
+        self._pack.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p]
+        self._pack.restype = c_bool
+
+    @property
+    def sizes_bytes(self) -> tuple[int, int]:
+        """The sizes of a `Frame` and a `Codec` in C."""
+        functions = self._functions.sonoro_frame_bytes, self._functions.sonoro_codec_bytes
+        for function in functions:
+            function.restype = c_int64
+        return functions[0](), functions[1]()
+
+    def pack(self, weight: Tensor) -> tuple[Tensor, Tensor] | None:
+        """`weight` [N, K] float32, stored by input, as int8 [ceil(N / BLOCK), K, BLOCK] and a scale [N], if that is
+        exact, as it is for a checkpoint in 8 bits; else None. Takes a nanosecond a number, or stops at the first."""
+        if self.level not in _NEEDS:
+            # Where widening bytes takes longer than reading floats: 21 ms a frame of the built-in voice, in place of 9.
+            return None
+        rows, columns = weight.shape
+        assert weight.t().is_contiguous()
+        packed = torch.zeros(-(-rows // BLOCK), columns, BLOCK, dtype=torch.int8)
+        scale = torch.empty(rows)
+        is_exact = self._pack(weight.data_ptr(), rows, columns, packed.data_ptr(), scale.data_ptr())
+        return (packed, scale) if is_exact else None
+
+
+@functools.cache
+def load() -> CompiledCode | None:
+    """The fastest library that this processor can run; None if none is compiled. The log says once which, in a warning
+    if it is a slow one."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    known = [level for level in levels() if capability in _NEEDS.get(level, (capability,))]
+    found = next((level for level in known if is_current(level)), None)
+    how = logging.INFO if found is not None and (found in _NEEDS or len(levels()) == 1) else logging.WARNING
+    reason = "not compiled" if found is None else "" if how == logging.INFO else "this processor has no AVX2"
+    logger.log(how, "event=native code=%s processor=%s reason=%r", found or "torch", capability, reason)
+    return None if found is None else CompiledCode(library(found), found)
