@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 LIMITS = {
-    "lines of src": 42_810,
+    "lines of src": 42_900,
     "lines of core": 1_400,
     "lines of engine": 3_775,
     "lines of a file": 450,

@@ -3,12 +3,17 @@
 import asyncio
 import base64
 import contextlib
+import gc
 import os
+import platform
+import subprocess
+import sys
+import tracemalloc
 
 import pytest
 from servers import Server, never_blocked, serving
 from sessions import PATH
-from sine_engines import nothing_left, run
+from sine_engines import nothing_left, run, until
 
 __all__ = ["nothing_left"]
 
@@ -61,6 +66,9 @@ async def connect(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamW
         with_body(POST, b'{"input": "a", "voice": "' + b"a" * 15_000_000 + b'"}'),
         b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 5000,
         upgrade(PATH) + long_frame(b'{"text": "\\ud83d", "ref_audio": "' + b"a" * 12_000_000 + b'"}'),
+        upgrade(PATH) + long_frame(b'{"type": "session.config", "x": "' + b"a" * 12_000_000 + b'"}'),
+        upgrade(PATH)
+        + long_frame(b'{"type": "session.config", "stream_audio": true, "x": "' + b"a" * 12_000_000 + b'"}'),
         upgrade(PATH) + frame(9) * 50_000,
         upgrade(PATH) + frame(1, b"{") * 20_000,
         upgrade(PATH) + frame(1, is_last=False) + frame(0, is_last=False) * 50_000,
@@ -78,6 +86,8 @@ async def connect(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamW
         "a long name",
         "pipelined requests",
         "half a character beside a recording",
+        "a long configuration",
+        "a long configuration of vLLM-Omni",
         "pings",
         "messages",
         "fragments",
@@ -97,3 +107,69 @@ def test_no_bytes_hold_the_event_loop(sent: bytes) -> None:
             assert await server.is_ready()
 
     run(ask())
+
+
+LONG = b"a" * 8_000_000
+URL = b"data:audio/wav;base64," + LONG
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        with_body(POST, b'{"input": "a", "ref_text": "a", "ref_audio": "' + URL + b'"}'),
+        with_body(POST, b'{"input": 7, "x": "' + LONG + b'"}'),
+        with_body(BATCH, b'{"items": [{"input": "a", "ref_text": "a", "ref_audio": "' + URL + b'"}]}'),
+        POST + b"Transfer-Encoding: chunked\r\n\r\n" + (b"400000\r\n" + bytes(2**22) + b"\r\n") * 5,
+        upgrade(PATH) + long_frame(b'{"type": "session.config", "ref_text": "a", "ref_audio": "' + URL + b'"}'),
+        upgrade(PATH) + long_frame(LONG)[:-1],
+    ],
+    ids=["no recording", "a wrong field", "a batch", "too long a body", "no recording in a session", "no end"],
+)
+def test_what_is_refused_is_freed_at_once(sent: bytes) -> None:
+    async def ask() -> None:
+        async with serving() as server:
+            for is_measured in (False, True):  # the first fills caches
+                gc.collect()
+                tracemalloc.start()
+                reader, writer = await connect(server)
+                writer.write(sent)
+                writer.write_eof()
+                with contextlib.suppress(ConnectionError):
+                    while await reader.read(2**16):
+                        pass
+                writer.transport.abort()
+                del reader, writer
+                assert await server.is_ready()
+                # Some may still be in a thread that decodes.
+                most = 2_000_000 if is_measured else 1e9
+                await until(lambda most=most: tracemalloc.get_traced_memory()[0] < most)
+                tracemalloc.stop()
+
+    gc.disable()
+    try:
+        run(ask())
+    finally:
+        gc.enable()
+
+
+HOLES = """
+from sonoro.server.app import return_freed_buffers
+if %d: return_freed_buffers()
+def resident_mb():
+    return sum(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon")) / 1024
+large = bytes(30_000_000)
+del large  # glibc then takes shorter ones from its heap
+before, buffers, small = resident_mb(), [], []
+for _ in range(20):
+    buffers.append(b"a" * 4_000_000)
+    small.append(b"a" * 100_000)
+del buffers
+print(resident_mb() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such limit")
+def test_buffers_go_back_to_the_system_once_they_are_freed() -> None:
+    kept = [float(subprocess.check_output([sys.executable, "-c", HOLES % is_set], timeout=60)) for is_set in (0, 1)]
+    assert kept[0] > 40  # what the server avoids
+    assert kept[1] < 10

@@ -9,7 +9,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import soundfile
-from servers import SETTINGS, recording, serving
+from servers import SETTINGS, check_error, recording, serving, sound
 from sessions import TEXT, ended, session, whole
 from sine_engines import LONG, nothing_left, run, until
 
@@ -120,7 +120,7 @@ def test_a_session_has_utterances_and_settings_of_its_own() -> None:
 
 
 def test_what_sessions_hold_is_bounded() -> None:
-    settings = dataclasses.replace(SETTINGS, max_total_body_bytes=50_000)
+    settings = dataclasses.replace(SETTINGS, max_total_body_bytes=100_000)
 
     async def ask() -> None:
         async with serving("live", settings) as server, session(server) as first:
@@ -132,7 +132,7 @@ def test_what_sessions_hold_is_bounded() -> None:
                 assert (await first.speak(TEXT))[0] == whole()
                 await second.say("session.config", ref_audio=recording(), ref_text="Hm.")
                 assert (await second.hear())["error"]["code"] == "too_many_requests"
-            await until(lambda: server.service.references.taken == 0)
+            await until(lambda: server.service.speech._references.taken == 0)
             await first.say("session.config", ref_audio=recording(), ref_text="Hm.")
             assert (await first.hear())["type"] == "session.configured"
 
@@ -314,3 +314,24 @@ def test_the_rest_of_an_utterance_that_failed_is_not_the_next_one() -> None:
             assert await server.metric("sonoro_requests_in_flight") == 0
 
     run(speak())
+
+
+def test_recordings_of_requests_that_wait_are_bounded_together() -> None:
+    settings = dataclasses.replace(SETTINGS, max_total_body_bytes=100_000)
+    cloned = {"input": LONG, "ref_audio": recording(), "ref_text": "Hm.", "response_format": "pcm"}
+
+    async def ask() -> None:
+        async with serving("slow", settings) as server:
+            async with server.http.stream("POST", "/v1/audio/speech", json=cloned) as first:
+                assert first.status_code == 200
+                second = await server.http.post("/v1/audio/speech", json=cloned)
+                check_error(second, 429)
+                assert "recordings held in memory" in second.json()["error"]["message"]
+                voice = {"name": "anna", "x_vector_only_mode": "true"}
+                upload = await server.http.post("/v1/audio/voices", data=voice, files={"audio": sound()})
+                check_error(upload, 429)
+            await until(lambda: server.service.speech._references.taken == 0)
+            third = await server.http.post("/v1/audio/speech", json={**cloned, "input": "Hm."})
+            assert third.status_code == 200
+
+    run(ask())

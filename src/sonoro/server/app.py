@@ -3,6 +3,8 @@
 Engines start in the background: the server is alive at once, and ready when they are."""
 
 import asyncio
+import contextlib
+import ctypes
 import dataclasses
 import gc
 import logging
@@ -42,6 +44,10 @@ BACKLOG = 512
 
 GARBAGE_OBJECTS = 20_000
 """The first threshold of Python's garbage collector, in place of its default of 700 or 2,000 objects."""
+
+MAPPED_BYTES = 2**20
+
+_M_MMAP_THRESHOLD = -3
 
 
 def create_app(client: Fleet, config: ServerConfig, on_failure: Callable[[SonoroError], None] | None = None) -> FastAPI:
@@ -123,7 +129,7 @@ def uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
         http=connection(config.head_timeout_s),
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         backlog=BACKLOG,
-        ws=websocket_connection(config.max_total_body_bytes),
+        ws=websocket_connection(config.max_total_body_bytes, config.slow_reader_timeout_s),
         ws_max_size=FIRST_MESSAGE_BYTES,
         ws_ping_interval=20.0,
         ws_ping_timeout=20.0,
@@ -154,6 +160,13 @@ class LoopErrors:
             logger.error("event=not_accepted reason=%r", error.strerror)
 
 
+def return_freed_buffers() -> None:
+    """Let buffers of `MAPPED_BYTES` go back to the system once they are freed. By default glibc does so only for those
+    longer than any freed before, or than 32 MiB; a heap with holes between keeps the others."""
+    with contextlib.suppress(AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, MAPPED_BYTES)
+
+
 async def serve(client: Fleet, config: ServerConfig, sock: socket.socket) -> None:
     """Serve on `sock` until a signal ends it; running requests then get `shutdown_timeout_s`.
     Raises the error of an engine that could not be started, and `EngineClosed` once none is left."""
@@ -169,6 +182,7 @@ async def serve(client: Fleet, config: ServerConfig, sock: socket.socket) -> Non
     gc.collect()
     gc.freeze()
     gc.set_threshold(GARBAGE_OBJECTS)
+    return_freed_buffers()
     asyncio.get_running_loop().set_exception_handler(LoopErrors())
     await server.serve(sockets=[sock])
     if failures:

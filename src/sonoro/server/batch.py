@@ -21,13 +21,12 @@ from sonoro.server.errors import Answers, AnswerTooLarge, SlowReader, refusal, r
 from sonoro.server.keys import Caller
 from sonoro.server.schemas import BatchBody, SpeechBody, object_of, parse, request_body
 from sonoro.server.service import Service
-from sonoro.server.stream import DISCONNECTED, Speech, cancel_on_disconnect, conclude, encoded_audio, taken_within
+from sonoro.server.stream import DISCONNECTED, Speech, cancel_on_disconnect, conclude, encoded_audio, send_body
+from sonoro.transport.process import cancel_tasks
 
 logger = logging.getLogger(__name__)
 
 MAX_AT_ONCE = 8
-
-SEND_BYTES = 256 * 1024
 
 _COUNTS = {count: {"type": "integer"} for count in ("total", "succeeded", "failed")}
 _RESULT = object_of(
@@ -128,11 +127,12 @@ class BatchResponse(Response):
         """Speak and send; return the facts for the log."""
         # At most half of the permits, so that a single text need not wait for a whole batch.
         limit = asyncio.Semaphore(max(1, min(MAX_AT_ONCE, self._service.config.max_concurrency // 2)))
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(self._attempt(item, f"{self._name}-{index}", limit))
-                for index, item in enumerate(self._items)
-            ]
+        named = [(item, f"{self._name}-{index}") for index, item in enumerate(self._items)]
+        tasks = [asyncio.create_task(self._attempt(item, name, limit)) for item, name in named]
+        try:
+            await asyncio.wait(tasks)
+        finally:
+            await cancel_tasks(*tasks)
         results = [task.result() for task in tasks]
         succeeded = sum(is_spoken for is_spoken, _ in results)
         counts = {"total": len(results), "succeeded": succeeded, "failed": len(results) - succeeded}
@@ -152,13 +152,9 @@ class BatchResponse(Response):
         headers = [(b"content-type", b"application/json"), (b"content-length", length)]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         for part in parts:
-            for start in range(0, len(part), SEND_BYTES):
-                body = bytes(part[start : start + SEND_BYTES])
-                async with taken_within(self._service.config.slow_reader_timeout_s):
-                    await send({"type": "http.response.body", "body": body, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await send_body(send, part, self._service.config.slow_reader_timeout_s, is_last=part is parts[-1])
 
-    async def _attempt(self, item: Item, name: str, limit: asyncio.Semaphore) -> tuple[bool, bytes]:
+    async def _attempt(self, item: Item, name: str, limit: asyncio.Semaphore) -> tuple[bool, bytes | bytearray]:
         """Speak `item`; return whether that succeeded, and its result in JSON."""
         try:
             async with limit:
@@ -178,10 +174,10 @@ class BatchResponse(Response):
             raise
 
 
-async def _speak(service: Service, item: Item, speech: Speech, arrived_s: float) -> bytes:
+async def _speak(service: Service, item: Item, speech: Speech, arrived_s: float) -> bytearray:
     """Speak `item`; return its result in JSON."""
     observation = service.speech.observe(item.body.speed, arrived_s)
-    reason, audio = DISCONNECTED, HeldAudio(item.body.response_format, item.audio_bytes)
+    reason, audio = DISCONNECTED, HeldAudio(b'{"audio_data":"', item.body.response_format, item.audio_bytes)
     try:
         audio_of = encoded_audio(speech, service.client, service.speech.gate, observation)
         async with contextlib.aclosing(audio_of) as parts:
@@ -195,7 +191,7 @@ async def _speak(service: Service, item: Item, speech: Speech, arrived_s: float)
                         "finish_reason": part.reason,
                         "usage": speech.usage(part),
                     }
-                    return b"".join((b'{"audio_data":"', audio.base64(), b'",', msgspec.json.encode(facts)[1:]))
+                    return audio.end(b'",' + msgspec.json.encode(facts)[1:])
                 audio.add(part)
         raise AssertionError("a stream ends with its `Finished`")
     except SonoroError as error:

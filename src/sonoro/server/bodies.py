@@ -69,11 +69,12 @@ def faults_field(finished: Finished) -> dict[str, object]:
 
 class HeldAudio:
     """Encoded audio that is held until its end, in base64: encoded as it comes, since a minute at once takes 20 ms.
-    It may have `max_bytes`. The header of a WAV file then states the length."""
+    It may have `max_bytes`. The header of a WAV file then states the length. `before` comes before it, for example in
+    JSON: a whole of many megabytes is not copied."""
 
-    def __init__(self, format: str, max_bytes: int) -> None:
-        self._format, self._max_bytes, self._bytes = format, max_bytes, 0
-        self._head, self._left, self._encoded = bytearray(), b"", bytearray()
+    def __init__(self, before: bytes, format: str, max_bytes: int) -> None:
+        self._format, self._max_bytes, self._bytes, self._at = format, max_bytes, 0, len(before)
+        self._head, self._left, self._encoded = bytearray(), b"", bytearray(before)
 
     def add(self, audio: bytes) -> None:
         """Append `audio`. Raises `AnswerTooLarge`."""
@@ -88,14 +89,20 @@ class HeldAudio:
         self._encoded += base64.b64encode(self._left[:cut])
         self._left = self._left[cut:]
 
-    def base64(self) -> bytearray:
-        """The whole in base64. Call it once."""
+    def end(self, after: bytes) -> bytearray:
+        """The whole in base64, and `after`. Call it once."""
         self._encoded += base64.b64encode(self._left)
         if self._format == "wav" and self._head:
-            struct.pack_into("<I", self._head, 4, self._bytes - 8)
-            struct.pack_into("<I", self._head, 40, self._bytes - 44)
-            self._encoded[:64] = base64.b64encode(self._head)
+            state_length(self._head, self._bytes)
+            self._encoded[self._at : self._at + 64] = base64.b64encode(self._head)
+        self._encoded += after
         return self._encoded
+
+
+def state_length(wav: bytearray, length: int) -> None:
+    """State in the header of `wav`, or of its first part, that the file has `length` bytes."""
+    struct.pack_into("<I", wav, 4, length - 8)
+    struct.pack_into("<I", wav, 40, length - 44)
 
 
 class JSONBody(_WordsBody):
@@ -104,7 +111,7 @@ class JSONBody(_WordsBody):
 
     def __init__(self, speed: float, format: str, audio_bytes: int, characters: int = 0) -> None:
         super().__init__(speed)
-        self._format, self._audio = format, HeldAudio(format, audio_bytes)
+        self._format, self._audio = format, HeldAudio(b'{"audio": "', format, audio_bytes)
         self.max_bytes = json_bytes(audio_bytes) + _WORD_BYTES * characters
 
     def content_type(self, audio: str) -> str:
@@ -114,11 +121,10 @@ class JSONBody(_WordsBody):
         self._audio.add(audio)
         return b""
 
-    def end(self, finished: Finished, usage: dict[str, int]) -> bytes:
+    def end(self, finished: Finished, usage: dict[str, int]) -> bytearray:
         self._add(finished.words)
         facts = {"finish_reason": finished.reason, "usage": usage, "words": self.new_words, **faults_field(finished)}
-        rest = json.dumps({"format": self._format, **facts}).encode()
-        return b"".join((b'{"audio": "', self._audio.base64(), b'", ', rest[1:]))
+        return self._audio.end(b'", ' + json.dumps({"format": self._format, **facts}).encode()[1:])
 
 
 def sse_event(data: dict[str, Any]) -> bytes:

@@ -330,7 +330,7 @@ class RequestBodies:
         too_large = BodyTooLarge(f"the body must have at most {max_bytes} bytes")
         if (length := request.headers.get("content-length", "")).isdecimal() and int(length) > max_bytes:
             raise too_large
-        payload = bytearray()
+        payload, taken = bytearray(), 0
         try:
             async with self._in_time():
                 async for part in request.stream():
@@ -339,10 +339,15 @@ class RequestBodies:
                     if self._bytes + len(part) > self._max_total_bytes:
                         raise TooManyRequests(f"request bodies hold {self._bytes} bytes already; try again later")
                     payload += part
+                    taken += len(part)
                     self._bytes += len(part)
-            yield bytes(payload)
+            whole = bytes(payload)
+            payload.clear()
+            if taken > READ_BYTES:
+                await asyncio.sleep(0)  # the copy and the parse of 16 MiB may take 15 ms each
+            yield whole
         finally:
-            self._bytes -= len(payload)
+            self._bytes -= taken
 
     @contextlib.asynccontextmanager
     async def _in_time(self) -> AsyncIterator[None]:

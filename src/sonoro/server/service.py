@@ -43,7 +43,6 @@ class Service:
         self._sessions = Budget(config.max_sessions, "{} sessions are open")
         self._guests = Budget(MAX_KEYLESS, "{} sessions without a key are open")
         self.newcomers = Newcomers(MAX_KEYLESS)
-        self.references = Budget(config.max_total_body_bytes, "recordings of sessions hold {} bytes")
         self.created_s = int(time.time())
         self.is_ending = False
         self._on_failure = on_failure

@@ -5,7 +5,6 @@ Other servers have WebSockets on the same path. The first message tells which pr
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -21,7 +20,7 @@ from sonoro.server.errors import refusal
 from sonoro.server.schemas import SpeechBody, parse
 from sonoro.server.service import Service
 from sonoro.server.utterance import CANCELLED, Utterance
-from sonoro.server.websocket_session import End, WebSocketSession
+from sonoro.server.websocket_session import End, WebSocketSession, encoded
 
 
 def session_routes(service: Service, dialects: Sequence[type[OtherSession]] = ()) -> APIRouter:
@@ -97,7 +96,7 @@ class LiveSession(WebSocketSession):
         if other := next((kind for kind in dialects if kind.recognises(message)), None):
             await self.hand_over(other(self._socket, self.service), message)
             return
-        said = parse(_Message, message.encode())
+        said = parse(_Message, await encoded(message))
         match said.type:
             case "session.config":
                 await self._configure(said.model_extra or {})
@@ -126,6 +125,7 @@ class LiveSession(WebSocketSession):
         for name in ("input", "stream_format"):
             if name in fields:
                 raise InvalidRequest(name, fields[name], "not allowed in a session; leave it out")
+        await asyncio.sleep(0)  # the message may have been long
         body, request = self._settings = await self._settings_from(fields)
         voice = request.voice and request.voice.partition(".")[0]  # without the owner's id
         facts = {"voice": voice, "language": request.language, "format": body.response_format}
@@ -133,22 +133,14 @@ class LiveSession(WebSocketSession):
 
     async def _settings_from(self, fields: dict[str, Any]) -> tuple[SpeechBody, SpeechRequest]:
         """The body, as far as its audio goes, and the resolved request, both without text, of a session configured by
-        `fields`. Raises `TooManyRequests` if the recordings that all sessions hold have too many bytes."""
+        `fields`. Raises `TooManyRequests` if the recordings held in memory have too many bytes."""
         body = parse(SpeechBody, {"response_format": "pcm", **fields, "input": ""})
         speech = await self.service.speech.make(body, self.id, self.caller, is_live=True, dialect=self.dialect)
         speech.encoding.close()
-        self._hold(speech.request)
+        self._kept.close()
+        self._kept = speech.held  # for as long as the session lasts
         audio = {name: getattr(body, name) for name in ("response_format", "speed", "sample_rate", "bit_rate")}
         return parse(SpeechBody, {**audio, "input": ""}), speech.request
-
-    def _hold(self, request: SpeechRequest) -> None:
-        """Count what `request`, in place of the one before, holds for as long as the session lasts."""
-        texts = [request.instructions, *(reference.text for reference in request.references)]
-        held = sum(len(reference.pcm) for reference in request.references) + sum(len(text or "") for text in texts)
-        with contextlib.ExitStack() as taken:
-            taken.enter_context(self.service.references.take(held))
-            self._kept.close()
-            self._kept = taken.pop_all()
 
     async def _append(self, text: str | None) -> None:
         if text is None:

@@ -1,10 +1,12 @@
 """The speech endpoint: validates and resolves a body, and answers with its speech. The engine may still refuse it."""
 
+import contextlib
 import logging
 import re
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -13,7 +15,7 @@ from fastapi.params import Depends as Dependency
 from sonoro.audio.encoders import CONTENT_TYPES, Encoder, Encoding, encoder_threads
 from sonoro.core.config import MIN_BOUND_S
 from sonoro.core.errors import InvalidRequest, UnknownVoice
-from sonoro.core.types import ModelSpec, SpeechRequest, is_speakable
+from sonoro.core.types import ModelSpec, Reference, SpeechRequest, is_speakable
 from sonoro.server.bodies import EventBody, JSONBody
 from sonoro.server.config import ServerConfig
 from sonoro.server.errors import Answers, AnswerTooLarge, NotReady, TooManyRequests, UnknownModel, refusals
@@ -66,6 +68,7 @@ class SpeechFactory:
         self.gate = Gate(config.max_concurrency, config.max_waiting, wait_s, lambda: client.ready_share)
         self.bodies = RequestBodies(config.max_total_body_bytes, config.body_timeout_s)
         self.answers = Budget(config.max_total_answer_bytes, "responses held in memory have {} bytes")
+        self._references = Budget(config.max_total_body_bytes // 2, "recordings held in memory have {} bytes")
         self.recordings = Recordings(
             max_bytes=config.max_upload_bytes, allows_urls=config.allow_reference_urls, folder=config.reference_folder
         )
@@ -174,7 +177,14 @@ class SpeechFactory:
             request = resolved()
         is_silent = is_silent or (request.script is not None and not request.script.lines)
         sent = self._response_body(body, is_live=is_live)
-        return Speech(name, request, self.encoding(body), sent, is_silent=is_silent)
+        texts = (request.instructions or "", *(reference.text or "" for reference in references))
+        with contextlib.ExitStack() as held:
+            held.enter_context(self.hold(references, sum(map(len, texts))))
+            return Speech(name, request, self.encoding(body), sent, is_silent=is_silent, held=held.pop_all())
+
+    def hold(self, references: Sequence[Reference], more_bytes: int = 0) -> AbstractContextManager[None]:
+        """Count decoded `references` as held during a block. Raises `TooManyRequests`."""
+        return self._references.take(more_bytes + sum(len(reference.pcm) for reference in references))
 
     def _response_body(self, body: SpeechBody, *, is_live: bool) -> AudioBody:
         """The kind of response body that `body` asks for. Raises `AnswerTooLarge` for one that would be held in memory
@@ -242,6 +252,7 @@ def speech_routes(factory: SpeechFactory, dependencies: Sequence[Dependency]) ->
                 speech.held.enter_context(factory.answers.take(speech.body.max_bytes))
             except TooManyRequests:
                 speech.encoding.close()
+                speech.held.close()
                 raise
             return speech
 

@@ -30,6 +30,9 @@ DISCONNECTED = "disconnected"
 
 SILENCE_S = 0.2
 
+SEND_BYTES = 256 * 1024
+"""Sent of a body at once: to write more would hold the event loop."""
+
 
 class Observation:
     """Measures one request from `arrived_s`, a time of `time.perf_counter`, until `end`.
@@ -104,7 +107,7 @@ class AudioBody:
         """The part of the body that carries `audio`, which is encoded; empty if it comes later."""
         return audio
 
-    def end(self, finished: Finished, usage: dict[str, int]) -> bytes:
+    def end(self, finished: Finished, usage: dict[str, int]) -> bytes | bytearray:
         """The last part of the body, after all audio."""
         return b""
 
@@ -246,22 +249,34 @@ class SpeechResponse(Response):
             # Any other body stays incomplete: uvicorn closes the connection.
             return error.code, False
 
-    async def _send(self, send: Send, body: bytes, *, is_last: bool = False) -> None:
+    async def _send(self, send: Send, body: bytes | bytearray, *, is_last: bool = False) -> None:
         """Send the headers, if they were not, and a part of the body. Raises `SlowReader` if it is not read in time."""
         async with taken_within(self._timeout_s):
             if not self._has_begun:
                 self._has_begun = True
                 raw = [(name.encode(), value.encode()) for name, value in self._speech.headers.items()]
                 await send({"type": "http.response.start", "status": 200, "headers": raw})
-            await send({"type": "http.response.body", "body": body, "more_body": not is_last})
-            self._has_ended = is_last
+        await send_body(send, body, self._timeout_s, is_last=is_last)
+        self._has_ended = is_last
+
+
+async def send_body(send: Send, part: bytes | bytearray | memoryview, limit_s: float, *, is_last: bool = False) -> None:
+    """Send `part` of a body, `SEND_BYTES` at once. Raises `SlowReader` if the client takes nothing for `limit_s`."""
+    view = memoryview(part)
+    for start in range(0, len(view), SEND_BYTES):
+        async with taken_within(limit_s):
+            piece = bytes(view[start : start + SEND_BYTES])
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+    if is_last:
+        async with taken_within(limit_s):
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 @contextlib.asynccontextmanager
-async def taken_within(limit_s: float) -> AsyncIterator[None]:
-    """A context for sending. Raises `SlowReader` if the client does not take the data within `limit_s`."""
+async def taken_within(limit_s: float, parts: int = 1) -> AsyncIterator[None]:
+    """A context for sending. Raises `SlowReader` if the client does not take each of the `parts` within `limit_s`."""
     try:
-        async with asyncio.timeout(limit_s):
+        async with asyncio.timeout(limit_s * parts):
             yield
     except TimeoutError as error:
         raise SlowReader(f"the client took nothing for {limit_s:g} s") from error

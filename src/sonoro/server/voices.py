@@ -96,7 +96,8 @@ def voice_routes(service: Service) -> APIRouter:
                 decoding = service.speech.recordings.decode(_audio(form), text, use)
                 if (reference := await cancel_on_disconnect(request.receive, decoding)) is None:
                     return Response(status_code=CLIENT_GONE)
-                facts = await service.voices.store.add(name, (reference,), consent, client.encode_voice)
+                with service.speech.hold((reference,)):
+                    facts = await service.voices.store.add(name, (reference,), consent, client.encode_voice)
         return JSONResponse(_shown(facts, request.state.caller), 201)
 
     @router.delete("/{name}", responses=_DELETED, dependencies=with_key)

@@ -19,7 +19,7 @@ from sonoro.server.half_characters import HalfCharacters
 from sonoro.server.keys import ANONYMOUS, KEY_PROTOCOL, Caller
 from sonoro.server.service import Service
 from sonoro.server.stream import taken_within
-from sonoro.server.websocket import LIMIT_MESSAGES, SHUTTING_DOWN
+from sonoro.server.websocket import FRAGMENT_BYTES, LIMIT_MESSAGES, SHUTTING_DOWN, pause
 from sonoro.transport.process import cancel_tasks
 
 End = Literal["closed", "idle", "ending"]
@@ -27,6 +27,13 @@ End = Literal["closed", "idle", "ending"]
 
 _CLOSE_CODES: dict[End, int] = {"closed": 1000, "idle": 1001, "ending": 1012}
 """Close codes of RFC 6455 and its registry: normal closure, going away, service restart."""
+
+
+async def encoded(message: str) -> bytes:
+    """`message` in UTF-8; lets the event loop run if it is long."""
+    payload = message.encode()
+    await pause(len(payload))
+    return payload
 
 
 class WebSocketSession(ABC):
@@ -139,13 +146,14 @@ class WebSocketSession(ABC):
         """Free what the session holds, at its end."""
         self._kept.close()
 
-    async def send(self, message: str | bytes) -> None:
+    async def send(self, message: str | bytes | bytearray) -> None:
         """Send `message`. Raises `SlowReader` if it is not read in time, `WebSocketDisconnect` without a client."""
         if self._socket.application_state is not WebSocketState.CONNECTED:
             # Another task has noticed the disconnect.
             raise WebSocketDisconnect(1006)
         is_text = isinstance(message, str)
-        async with taken_within(self.service.config.slow_reader_timeout_s):
+        fragments = 1 + len(message) // FRAGMENT_BYTES
+        async with taken_within(self.service.config.slow_reader_timeout_s, fragments):
             await self._socket.send({"type": "websocket.send", "text" if is_text else "bytes": message})
 
     async def _exchange(self) -> End:

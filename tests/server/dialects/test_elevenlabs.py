@@ -231,6 +231,23 @@ def test_a_context_is_interrupted_and_the_socket_goes_on() -> None:
     run(speak())
 
 
+def test_text_for_a_context_that_was_closed_is_refused() -> None:
+    async def speak() -> None:
+        async with serving("slow_live") as server, socket(server, multi()) as client:
+            await client.say({"text": "Spoken to its end.", "context_id": "a", "flush": True})
+            await client.say({"context_id": "a", "close_context": True}, {"context_id": "a", "text": "Too late."})
+            await client.say({"context_id": "a", "text": ""})  # a keep-alive
+            heard = await client.hear_until(isFinal=True)
+            (refused,) = [message for message in heard if "error" in message]
+            assert (refused["contextId"], "it was closed" in refused["error"]) == ("a", True)
+            assert audio_of(heard) == whole("Spoken to its end.")
+            await client.say({"text": "Now.", "context_id": "a", "flush": True})
+            await client.say({"context_id": "a", "close_context": True})
+            assert audio_of(await client.hear_until(isFinal=True)) == whole("Now.")
+
+    run(speak())
+
+
 def test_what_is_not_flushed_is_dropped_and_an_empty_context_ends_too() -> None:
     async def speak() -> None:
         async with serving("live") as server, socket(server, multi()) as client:

@@ -121,6 +121,38 @@ def test_audio_that_is_not_streamed_comes_in_one_frame_as_a_file() -> None:
     run(speak())
 
 
+def test_a_long_file_is_sent_in_fragments_and_states_its_length() -> None:
+    slow = {"stream_audio": False, "sample_rate": 48000, "speed": 0.25}
+
+    async def speak() -> None:
+        async with serving("live") as server, client(server, **slow) as asked:
+            await asked.speak(LONG[:200])
+            assert (await asked.hear())["type"] == "audio.start"  # type: ignore[call-overload, index]
+            parts: list[Any] = [part async for part in asked.socket.recv_streaming()]
+            file = b"".join(parts)
+            assert max(map(len, parts)) < len(file) / 2
+            assert int.from_bytes(file[4:8], "little") == len(file) - 8
+            assert (await asked.hear())["total_bytes"] == len(file)  # type: ignore[call-overload, index]
+
+    run(speak())
+
+
+def test_who_reads_nothing_of_a_long_file_is_given_up_and_it_is_freed() -> None:
+    settings = dataclasses.replace(SETTINGS, slow_reader_timeout_s=0.3)
+    slow = {"stream_audio": False, "sample_rate": 48000, "speed": 0.25}
+
+    async def speak() -> None:
+        async with serving("live", settings) as server, client(server, **slow) as asked:
+            asked.socket.transport.pause_reading()
+            await asked.speak((20 * LONG)[:2500])  # more than the buffers of the system
+            await until(lambda: server.service.speech.answers.taken > 8_000_000)
+            await until(lambda: server.service.speech.answers.taken == 0)
+            assert await server.metric(METRIC % "slow_reader") == 1
+            asked.socket.transport.abort()
+
+    run(speak())
+
+
 def test_audio_that_is_held_has_room_with_that_of_others() -> None:
     settings = dataclasses.replace(SETTINGS, max_total_answer_bytes=16_000)
 

@@ -129,6 +129,8 @@ class _Session(DialectSession):
         if said.text:
             await self.free(name)
         context = self.contexts.get(name)
+        if said.text and self._is_multi and context is not None and context.is_ended and not context.has_failed:
+            raise InvalidRequest("context_id", name, "it was closed; wait for isFinal, or use another")
         if said.close_context:
             if context is not None and context.is_ended:
                 context.cancel()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 from starlette.datastructures import Headers, MutableHeaders
@@ -97,7 +97,7 @@ class Dialect:
         speech = await self.service.speech.make(self.body_of(asked), name, caller, is_live=is_live, dialect=self.name)
         sent = asked.body or FormatBody(asked.audio)
         request = msgspec.structs.replace(speech.request, with_words=asked.with_words)
-        return Speech(speech.name, request, speech.encoding, sent, is_silent=speech.is_silent)
+        return replace(speech, request=request, body=sent)
 
     def body_of(self, asked: Asked) -> SpeechBody:
         """`asked` as the body of a native request. Raises `InvalidRequest` and `NotReady`."""

@@ -15,25 +15,28 @@ from fastapi import WebSocket
 
 from sonoro.core.errors import InvalidRequest, SonoroError
 from sonoro.core.types import AudioChunk, Finished, SpeechRequest
+from sonoro.server.bodies import state_length
 from sonoro.server.dialects.shared import Message
 from sonoro.server.schemas import SpeechBody, parse
 from sonoro.server.service import Service
 from sonoro.server.sessions import OtherSession
 from sonoro.server.timeline import Timed, Timeline, WordTimes
 from sonoro.server.utterance import Utterance
-from sonoro.server.websocket_session import End
+from sonoro.server.websocket_session import End, encoded
 
 _MARKS = {"stream_audio", "word_timestamps", "split_granularity", "timestamp_type"}
 """Fields that native configurations lack: a first message with any of them is in this dialect."""
 
-_PASSED_OVER = {*_MARKS, "type", "timestamp_transport_strategy", "task_type"}
+_First = msgspec.defstruct("_First", [("type", Any, None), *((name, Any, msgspec.UNSET) for name in sorted(_MARKS))])
+
+_PASSED_OVER = {*_MARKS, "timestamp_transport_strategy", "task_type"}
 """Fields that are not passed on. Clients send the `task_type` of their checkpoint; here the voice decides."""
 
 MAX_WAITING = 1024
 """Messages that may be queued while a text is spoken."""
 
 
-class _Said(Message):
+class _Said(Message, extra="allow"):
     type: Literal["session.config", "input.text", "input.done", "session.close"]
     text: str = ""
     stream_audio: bool = False
@@ -59,10 +62,10 @@ class OmniSession(OtherSession):
     @classmethod
     def recognises(cls, message: str) -> bool:
         try:
-            said = msgspec.json.decode(message)
+            said: Any = msgspec.json.decode(message, type=_First)
         except (msgspec.DecodeError, RecursionError):
             return False
-        return isinstance(said, dict) and said.get("type") == "session.config" and not _MARKS.isdisjoint(said)
+        return said.type == "session.config" and any(getattr(said, name) is not msgspec.UNSET for name in _MARKS)
 
     async def handle(self, message: str) -> None:
         if self._utterance is None or not self._utterance.is_text_whole:
@@ -76,12 +79,12 @@ class OmniSession(OtherSession):
             raise InvalidRequest("message", "given", "too many messages wait for the current text to end")
 
     async def _handle(self, message: str) -> None:
-        said = parse(_Said, message.encode())
+        said = parse(_Said, await encoded(message))
         match said.type:
             case "session.config":
-                fields = {
-                    name: value for name, value in msgspec.json.decode(message).items() if name not in _PASSED_OVER
-                }
+                further = said.model_extra or {}
+                fields = {name: value for name, value in further.items() if name not in _PASSED_OVER}
+                further.clear()  # it may be long
                 self._config = said
                 await self._configure({"response_format": "wav", **fields})
             case "input.text":
@@ -139,12 +142,14 @@ class OmniSession(OtherSession):
 
     async def send_event(self, event: str, **fields: Any) -> None:
         if event == "audio.start":
-            self._rate = fields["sample_rate"]
+            self._format, self._rate = fields["format"], fields["sample_rate"]
             facts = {"sentence_text": self._spoken_text, "word_timestamps": self._config.word_timestamps}
-            await self._send_sentence_event(event, format=fields["format"], sample_rate=self._rate, **facts)
+            await self._send_sentence_event(event, format=self._format, sample_rate=self._rate, **facts)
         elif event == "audio.done":
             if self._held:
-                await self.send(bytes(self._held))
+                if self._format == "wav":
+                    state_length(self._held, len(self._held))
+                await self.send(self._held)
             if self._config.word_timestamps:
                 words = [
                     {"word": word, "start_ms": round(1000 * start_s), "end_ms": round(1000 * end_s)}
