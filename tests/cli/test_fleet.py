@@ -5,7 +5,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -43,8 +42,6 @@ def test_clients_get_what_they_may_rely_on_without_ray(tmp_path: Path, monkeypat
     """Neither the server nor an engine imports it: here that fails."""
     (tmp_path / "ray.py").write_text("raise ImportError('ray was imported')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    script = "import sys, sonoro.cli.serve, sonoro.server.app, sonoro.transport.fleet; sys.exit('ray' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
     async def ask() -> None:
         # Fewer than a crowd is, so that some of it wait.
