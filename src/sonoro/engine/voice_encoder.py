@@ -34,7 +34,7 @@ s are 320 frames of 80 ms)."""
 class VoiceEncoder:
     """Makes the voices of `model` in the thread of `executor`, which must run one job at a time, in order.
     A voice is complete on its device once its job is done. `readers` are the CUDA streams of the ticks, which read
-    voices: none on a CPU, the model's last. The codec is on `codec_device`."""
+    voices, that of the model last; on a CPU there are none. The codec is on `codec_device`."""
 
     def __init__(
         self, model: SpeechModel, executor: Executor, codec_device: torch.device, readers: Sequence[torch.cuda.Stream]

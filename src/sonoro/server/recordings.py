@@ -33,7 +33,7 @@ FETCH_BYTES_PER_S = 16 * 1024
 """The least rate of a recording after `FETCH_START_S`, so that slow servers do not hold all `MAX_FETCHES`."""
 MAX_FETCHES = 8
 MAX_URL_CHARACTERS = 8192
-"""Of an http(s): or file: URL. Python's parser keeps the last ones that it has seen."""
+"""The longest http(s): or file: URL: Python's parser caches the last ones that it has parsed."""
 
 MAX_PENDING = 32
 """Recordings being decoded or waiting for it, at some .2 s each: the wait is a few seconds at most."""

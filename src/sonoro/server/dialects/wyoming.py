@@ -198,7 +198,7 @@ class _Carrier:
         further = json.loads(await self._part(event.pop("data_length", None)) or b"{}")
         data = event.pop("data", None)
         data = {} if data is None else data
-        # What is no object is refused by the session, which goes on.
+        # The session refuses data that is not an object, and goes on.
         event["data"] = data | further if isinstance(data, dict) and isinstance(further, dict) else [data, further]
         await self._part(event.pop("payload_length", None))
         return json.dumps(event)
@@ -329,8 +329,8 @@ class WyomingSession(LiveSession):
             await self.send(_event("audio-chunk", self._audio, audio))
 
     async def refuse(self, error: SonoroError, request_id: str | None = None) -> None:
-        """Send `error`. Clients that wait for the audio of a whole text pass over it, but not over the end of the
-        connection; those of a stream wait for its end, which still comes."""
+        """Send `error`. A client that waits for the audio of a whole text ignores it, so its connection is closed. One
+        that streams text waits for the end of the stream, which still comes."""
         await self.send(_failed(error))
         if not self._is_stream:
             self.end = "closed"
