@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 LIMITS = {
-    "lines of src": 42_900,
+    "lines of src": 43_300,
     "lines of core": 1_400,
-    "lines of engine": 3_775,
+    "lines of engine": 3_825,
     "lines of a file": 450,
     "lines of a class": 300,
     "methods of a class": 20,

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from families import TinyFamily, tiny
 from sine_engines import Engine
-from sine_models import ShownSineModel, SineModel
+from sine_models import LiveSineModel, ShownSineModel, SineModel
 
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import InvalidRequest
@@ -143,3 +143,65 @@ def test_a_pause_is_exact_in_every_family(tiny: TinyFamily) -> None:
         if len(pauses) > 1:
             return
     pytest.fail("no request reached its second pause")
+
+
+def live_events(model: SineModel, pieces: list[str], **fields: object) -> list[Event]:
+    """As `events`, with one of `pieces` before each second tick."""
+    engine = Engine(model, CONFIG)
+    request = SpeechRequest(id="a", text="", is_live=True, with_words=True, **fields)
+    engine.submit(model.spec.resolve(request))
+    made, left = [], list(pieces)
+    while left or engine.has_work:
+        if left:
+            engine.append("a", left.pop(0))
+            if not left:
+                engine.end_text("a")
+        for _ in range(2):
+            made += engine.tick() if engine.has_work else []
+    assert not any(isinstance(event, Failed) for event in made), made
+    return made
+
+
+@pytest.mark.parametrize("kind", [ShownSineModel, LiveSineModel])
+def test_pauses_in_live_text_are_exact_wherever_it_is_cut(kind: type[SineModel]) -> None:
+    text = 'Good morning to you. <break time="750ms"/>My friends of old.[pause:500ms] And all!'
+    for size in (1, 2, 5, 17, 100):
+        pieces = [text[start : start + size] for start in range(0, len(text), size)]
+        made = live_events(kind(), pieces)
+        pauses = [event.pause_s for event in made if isinstance(event, AudioChunk) and event.pause_s]
+        assert pauses == [0.75, 0.5]
+        assert [gap for gap in silences(audio(made)) if gap > 300] == [6000, 4000]
+        assert made[-1].characters == len(text)
+
+
+def test_live_text_without_markup_sounds_as_with_markup_off() -> None:
+    text = "Good morning to you. My friends [of old], a < b, and all!"
+    pieces = [text[start : start + 3] for start in range(0, len(text), 3)]
+    for kind in (ShownSineModel, LiveSineModel):
+        on, off = live_events(kind(), pieces), live_events(kind(), pieces, markup="none")
+        assert np.array_equal(audio(on), audio(off))
+        words = [[word for event in made for word in event.words or ()] for made in (on, off)]
+        assert words[0] == words[1]
+
+
+def test_voices_change_in_live_text() -> None:
+    text = "[voice:high]Good day to you.[voice:low] And you."
+    made = audio(live_events(LiveSineModel(), [text[:9], text[9:33], text[33:]], markup="voices"))
+    high = audio(live_events(LiveSineModel(), ["Good day to you."], voice="high"))
+    assert np.array_equal(made[: len(high)], high)
+
+
+def test_words_of_live_text_lead_back_to_what_was_sent() -> None:
+    text = "Good day. [pause:1s]Hello you."
+    made = live_events(QuietSineModel(), [text[:12], text[12:]])
+    words = [word for event in made for word in event.words or ()]
+    assert [text[word.start : word.end] for word in words] == ["Good", "day", "Hello", "you"]
+    assert words[2].start_s - words[1].end_s > 0.95
+
+
+def test_ssml_in_live_text_is_spoken_once_it_is_whole() -> None:
+    text = "<speak>Good <emphasis>day</emphasis>.<break time='1s'/>Hello.</speak>"
+    made = live_events(ShownSineModel(), list(text), on_markup="plain")
+    assert [gap for gap in silences(audio(made)) if gap > 300] == [8000]
+    assert isinstance(made[-1], Finished)
+    assert made[-1].warnings == ("emphasis (line 1, column 13)",)

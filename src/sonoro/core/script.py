@@ -106,11 +106,11 @@ def shown(script: Script, source: str) -> str:
 
 
 class Sent:
-    """Translates places in the text of `script` to places in the text as it was sent, of `length` characters."""
+    """Translates places in a text to places in the text as it was sent, by the `spans` of its characters there, which
+    may grow."""
 
-    def __init__(self, script: Script, length: int) -> None:
-        self._spans: Sequence[Span] = unpacked(script.origins)
-        self._length = length
+    def __init__(self, spans: Sequence[Span]) -> None:
+        self._spans = spans
 
     def span(self, start: int, end: int) -> Span:
         """Where characters `start` to `end` were sent."""
@@ -119,5 +119,5 @@ class Sent:
         return self._spans[start][0], self._spans[end - 1][1]
 
     def position(self, at: int) -> int:
-        """Where character `at` was sent; the end of all if it is the end."""
-        return self._spans[at][0] if at < len(self._spans) else self._length
+        """Where character `at` was sent; behind the last if it is the end."""
+        return self._spans[at][0] if at < len(self._spans) else (self._spans[-1][1] if self._spans else 0)

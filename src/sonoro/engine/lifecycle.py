@@ -19,6 +19,7 @@ from sonoro.engine.request import Progress, Request
 from sonoro.engine.runner import Decoded, Launched, Runner
 from sonoro.engine.scheduler import Plan, Scheduler
 from sonoro.engine.voices import Voices
+from sonoro.text.script.live import LiveScript
 
 logger = logging.getLogger(__name__)
 
@@ -73,8 +74,8 @@ class Output:
             if played is None or segment is None:
                 self._send(request, pcm, frames, now_s)
                 continue
-            if not request.playback.has_begun and played.lead_s:
-                self._send_pause(request, played.lead_s, now_s)
+            if lead_s := played.lead_s(segment):
+                self._send_pause(request, lead_s, now_s)
             begins_s = max(request.frames_before * spec.frame_s - spec.lead_in_s, 0.0)
             self._send(request, played.feed(segment, pcm, begins_s), frames, now_s)
         request.progress.held = []
@@ -118,7 +119,7 @@ class Output:
                 timings=request.playback.timings(self.clock_s()),
                 words=self._words(request),
                 faults=self._faults(request),
-                warnings=() if request.params.script is None else request.params.script.warnings,
+                warnings=_warnings(request),
             )
         )
 
@@ -144,6 +145,12 @@ class Output:
             return None
         words = request.words.take(until_s)
         return words if request.played is None else request.played.words(words)
+
+
+def _warnings(request: Request) -> tuple[str, ...]:
+    """What markup of the text was not honoured."""
+    script = request.live if isinstance(request.live, LiveScript) else request.params.script
+    return () if script is None else script.warnings
 
 
 class Lifecycle:
@@ -193,11 +200,10 @@ class Lifecycle:
         with self._border(request):
             if request.live is None:
                 raise InvalidRequest("text", text, "only a live request takes more text")
-            request.live.append(text)
+            spoken = request.live.append(text) + (request.live.end() if is_last else "")
             if request.words is not None:
-                request.words.append(text)
-            if is_last:
-                request.live.end()
+                request.words.append(spoken)
+            self._prompts.note_markup(request)
             if request not in self._voices.awaiting:
                 with self._runner.active():
                     self.queue(request)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from sonoro.audio.pcm import from_pcm16, to_pcm16
 from sonoro.core.events import Fault, Word
-from sonoro.core.script import Line, Script, Sent
+from sonoro.core.script import Line, Sent
 from sonoro.text.splitting import Segment
 
 if TYPE_CHECKING:
@@ -25,22 +25,34 @@ it is not known when a line begins."""
 
 
 class Played:
-    """The audio of a request with `script`, of a text of `length` characters, at `sample_rate`.
+    """The audio at `sample_rate` of the lines of a script, whose written text was `sent` as it says.
+
+    Of `segment`, if there is one, and those before, `samples` were played before it came.
 
     A pause lasts from the last audible sample before it to the first one behind it. So the silence that the model makes
     around it is left out: at the end of a line with a pause it is held until something audible follows."""
 
-    def __init__(self, script: Script, length: int, sample_rate: int) -> None:
-        self._rate, self._sent = sample_rate, Sent(script, length)
-        self.lead_s = script.lead_s
-        self._segment: Segment | None = None
+    def __init__(self, sent: Sent, sample_rate: int, samples: int = 0, segment: Segment | None = None) -> None:
+        self._rate, self._sent, self._segment = sample_rate, sent, segment
         self._held = np.zeros(0, np.int16)
         self._tempo: Tempo | None = None
-        self._is_after_pause = script.lead_s > 0
-        self._samples = self._nominal = round(script.lead_s * sample_rate)
+        self._is_after_pause = False
+        self._samples = self._nominal = samples
         """Samples played so far; and with those that a change of tempo holds back."""
-        self._starts: list[tuple[float, float, float]] = []
-        """Of each segment: when it begins by the model's frames and as played, in seconds, and its rate."""
+        # Of each segment: when it begins by the model's frames and as played, in seconds, and its rate.
+        self._starts = [(0.0, 0.0, 1.0)] if samples else []
+
+    def lead_s(self, segment: Segment) -> float:
+        """The seconds of silence before the first audio of `segment`, which are then to be played; else 0."""
+        return 0.0 if segment is self._segment else self._paused(segment.lead_s)
+
+    def _paused(self, seconds: float) -> float:
+        """Count a pause of `seconds`, and return them."""
+        if seconds:
+            self._held, self._is_after_pause = self._held[:0], True
+            self._samples += round(seconds * self._rate)
+        self._nominal = self._samples
+        return seconds
 
     def feed(self, segment: Segment, pcm: bytes, begins_s: float) -> bytes:
         """The audio to play for `pcm`, more audio of `segment`, which begins `begins_s` after the model's first."""
@@ -73,10 +85,7 @@ class Played:
         if self._tempo is not None:
             last, self._tempo = _amplified(self._tempo.finish(), line), None
         self._samples += len(last) // 2
-        if line.pause_s:
-            self._held, self._is_after_pause = self._held[:0], True
-            self._samples += round(line.pause_s * self._rate)
-        self._nominal = self._samples
+        self._paused(line.pause_s)
         return last
 
     def words(self, words: Sequence[Word]) -> tuple[Word, ...]:

@@ -10,7 +10,7 @@ import msgspec
 
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import InvalidRequest
-from sonoro.core.script import Line, Script, unpacked
+from sonoro.core.script import Line, Script, Sent, unpacked
 from sonoro.core.types import MAX_SEED, SpeechRequest
 from sonoro.engine.played import Played
 from sonoro.engine.request import Request
@@ -18,6 +18,8 @@ from sonoro.models.base import LiveTextModel, Prompt, SpeechModel, Spoken
 from sonoro.models.words import ShowsWords
 from sonoro.text.english.readable import check_readable
 from sonoro.text.live_feed import LiveFeed
+from sonoro.text.script import Delivery
+from sonoro.text.script.live import LiveScript
 from sonoro.text.splitting import (
     SECONDS_PER_LETTER,
     Segment,
@@ -65,16 +67,19 @@ class Prompts:
         is_watched = params.with_words or (params.attempts or 1) > 1
         written = params.text if params.script is None else params.script.text
         if is_watched and isinstance(self._model, ShowsWords) and self._model.word_heads.places:
-            request.words = RequestWords(self._model, self._spec, written)
+            request.words = RequestWords(self._model, self._spec, "" if params.is_live else written)
         if params.is_live:
             request.live = self._feed(request)
             request.segments = request.live.segments
-            request.live.append(params.text)
+            spoken = request.live.append(params.text)
+            if request.words is not None:
+                request.words.append(spoken)
+            self.note_markup(request)
             return
         if self._spec.text_normalizer is not None:
             check_readable(written)
         if params.script is not None:
-            request.played = Played(params.script, len(params.text), self._spec.sample_rate)
+            request.played = Played(Sent(unpacked(params.script.origins)), self._spec.sample_rate)
             request.segments = self._lines(params, params.script)
         else:
             request.segments = placed(self._split(params)(written), 0, len(written))
@@ -99,8 +104,16 @@ class Prompts:
                 segment.line, segment.ends_line = line, segment is made[-1]
             segments += made
         if segments:
-            segments[-1].end = len(script.text)
+            segments[0].lead_s, segments[-1].end = script.lead_s, len(script.text)
         return segments
+
+    def note_markup(self, request: Request) -> None:
+        """Have the lines of live text played as its markup says, once there is any."""
+        live, spec = request.live, self._spec
+        if request.played is None and isinstance(live, LiveScript) and live.is_marked:
+            samples = max(request.audio_frames * spec.hop - spec.lead_in, 0)
+            segment = request.segment if request.progress.decoded else None
+            request.played = Played(Sent(live.origins), spec.sample_rate, samples, segment)
 
     def prepare(self, request: Request, segment: Segment) -> None:
         """Make the prompt of the current segment of `request`. The model may lower the limit of frames.
@@ -154,16 +167,26 @@ class Prompts:
                 limit = max(self._most_frames(request, segment), request.steps + 1)
                 request.progress.limit = min(request.progress.limit, limit)
 
-    def _feed(self, request: Request) -> LiveFeed:
-        model = self._model
-        return LiveFeed(
-            # Called later: the voice may not be known yet.
-            lambda: model.live_text(request.params, request.voice) if isinstance(model, LiveTextModel) else None,
-            self._split(request.params),
-            request.params.language or "auto",
-            min(self._config.segment_letters, int(_LIVE_MAX_S / SECONDS_PER_LETTER)),
-            _MAX_LIVE_CHARACTERS,
-        )
+    def _feed(self, request: Request) -> LiveFeed | LiveScript:
+        model, params = self._model, request.params
+
+        def feed(line: Line, segments: list[Segment], start: int) -> LiveFeed:
+            asked = spoken_as(params, line)
+            return LiveFeed(
+                # Called later: the voice may not be known yet.
+                lambda: model.live_text(asked, request.voice) if isinstance(model, LiveTextModel) else None,
+                self._split(asked),
+                asked.language or "auto",
+                min(self._config.segment_letters, int(_LIVE_MAX_S / SECONDS_PER_LETTER)),
+                _MAX_LIVE_CHARACTERS,
+                segments=segments,
+                start=start,
+            )
+
+        if params.markup == "none":
+            return feed(Line(text="", origins=()), [], 0)
+        delivery = Delivery(self._spec, self._spec.voice_aliases, params.on_markup, params.language or "auto")
+        return LiveScript(params.markup, delivery, feed, _MAX_LIVE_CHARACTERS)
 
     def _split(self, params: SpeechRequest) -> Callable[[str], list[SpokenText]]:
         language, most = params.language or "auto", self._config.segment_letters

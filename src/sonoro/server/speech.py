@@ -42,9 +42,6 @@ logger = logging.getLogger(__name__)
 
 _OPENAI_MODEL = re.compile(r"(tts-1|gpt-[\w.-]*(tts|audio))[\w.-]*", re.ASCII)
 
-_NOT_LIVE = ("markup", "on_markup", "allow_voice_tags", "lexicons")
-"""Fields that a session does not take."""
-
 QUICK_BYTES = 4096
 """Bodies shorter than this hold no recording."""
 
@@ -145,9 +142,8 @@ class SpeechFactory:
 
     async def _make(self, body: SpeechBody, name: str, caller: Caller, *, is_live: bool) -> Speech:
         spec, limit = self.spec(), self._config.max_characters
-        for field in _NOT_LIVE:
-            if is_live and field in body.model_fields_set:
-                raise InvalidRequest(field, getattr(body, field), "the text of a session is spoken as it stands")
+        if is_live and body.lexicons is not None:
+            raise InvalidRequest("lexicons", f"{len(body.lexicons)} given", "a session takes none")
         self.check_model(body.model, spec)
         if len(body.input) > limit:
             raise InvalidRequest("input", f"{len(body.input)} characters", f"it must have at most {limit}")

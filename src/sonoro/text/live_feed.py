@@ -34,7 +34,7 @@ class LiveFeed:
     """Turns appended text into `segments`, the last of which may still grow.
     Takes at most `max_characters` in all; a segment has at most `max_letters` letters, or fewer as the model asks.
     `begin` returns the encoder of a new segment, or None for a model without live text; `split` then cuts each sentence
-    into segments."""
+    into segments. These go into `segments`, if that is given; the text begins at character `start` of a longer one."""
 
     def __init__(
         self,
@@ -43,20 +43,23 @@ class LiveFeed:
         language: str,
         max_letters: int,
         max_characters: int,
+        *,
+        segments: list[Segment] | None = None,
+        start: int = 0,
     ) -> None:
-        self.segments: list[Segment] = []
+        self.segments: list[Segment] = [] if segments is None else segments
         self.characters = 0
         self.is_ended = False
         self._begin, self._split = begin, split
         self._language, self._max_letters, self._max_characters = language, max_letters, max_characters
         # Text from the start of the growing segment on, its offset in all text, and how much of it the model was given.
-        self._text, self._start, self._given = "", 0, 0
+        self._text, self._start, self._given = "", start, 0
         self._encoder: LiveText | None = None
         self._ids: list[int] = []
         self._growing: Segment | None = None
 
-    def append(self, text: str) -> None:
-        """Append `text`. Raises `InvalidRequest` after `end`, or beyond `max_characters`."""
+    def append(self, text: str) -> str:
+        """Append `text`, and return it. Raises `InvalidRequest` after `end`, or beyond `max_characters`."""
         if self.is_ended:
             raise InvalidRequest("text", text, "the text was already ended")
         self.characters += len(text)
@@ -64,10 +67,12 @@ class LiveFeed:
             limit = f"at most {self._max_characters} characters for a live request"
             raise InvalidRequest("text", f"{self.characters} characters", limit)
         self._text += text
+        return text
 
-    def end(self) -> None:
-        """Mark the text as complete."""
+    def end(self) -> str:
+        """Mark the text as complete; nothing of it was held back."""
         self.is_ended = True
+        return ""
 
     @property
     def has_more(self) -> bool:

@@ -124,7 +124,7 @@ def joined(parts: Sequence[SpokenText], separator: str = "") -> SpokenText:
 class Segment:
     """The text of one prompt: `spoken`, which is written as characters `start` to `end` of the request's text.
     For live text, `ids` are the token ids known so far, all of them once it `is_whole`. `line` is that of a script
-    which it belongs to, and which it `ends_line`."""
+    which it belongs to, and which it `ends_line`; `lead_s` of silence come before it."""
 
     spoken: SpokenText
     start: int
@@ -133,6 +133,7 @@ class Segment:
     is_whole: bool = True
     line: Line | None = None
     ends_line: bool = False
+    lead_s: float = 0.0
 
     @property
     def text(self) -> str:

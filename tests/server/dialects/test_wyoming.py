@@ -146,7 +146,8 @@ def test_what_is_wrong_is_told_and_what_comes_next_is_spoken(said: pytest.LogCap
     wrong = [
         ("synthesize", {"text": ""}, "text"),
         ("synthesize", {"text": "a" * 101}, "input"),
-        ("synthesize", {"text": "<speak>a</speak>", "text_format": "ssml"}, "text_format"),
+        ("synthesize", {"text": "<speak>a</speak>", "text_format": "html"}, "text_format"),
+        ("synthesize", {"text": "<speak>a</sp>", "text_format": "ssml"}, "mismatched tag"),
         ("synthesize", {"text": 7}, "data"),
         ("synthesize", {"text": "a", "voice": {"name": 7}}, "data"),
         ("synthesize-chunk", {"text": "a"}, "synthesize-start"),

@@ -47,7 +47,7 @@ def test_random_texts_are_read_or_refused(seed: int) -> None:
             continue
         assert len(unpacked(script.origins)) == len(script.text)
         assert len(shown(script, text)) == len(text)
-        sent = Sent(script, len(text))
+        sent = Sent(unpacked(script.origins))
         for line in script.lines:
             origins = unpacked(line.origins)
             assert len(origins) == len(line.text)

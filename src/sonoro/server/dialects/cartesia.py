@@ -75,7 +75,8 @@ class _Said(Message):
     def asked(self, text: str, body: AudioBody | None = None) -> Asked:
         voice = self.voice.id if isinstance(self.voice, _Voice) else self.voice
         audio, language = self.output_format.audio, self.language or self.locale
-        return Asked(text, voice, language, self.rate, None, audio, body, with_words=bool(self.add_timestamps))
+        is_timed = bool(self.add_timestamps)
+        return Asked(text, voice, language, self.rate, None, audio, body, with_words=is_timed, markup="tags")
 
     def check_raw(self) -> None:
         if self.output_format.container != "raw":

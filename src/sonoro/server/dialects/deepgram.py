@@ -44,7 +44,7 @@ class Query(Message):
     speed: float = 1.0
 
     def asked(self, text: str, audio: AudioFormat) -> Asked:
-        return Asked(text, self.model, None, self.speed, audio=audio)
+        return Asked(text, self.model, None, self.speed, audio=audio, markup="deepgram")
 
     @property
     def streamed(self) -> AudioFormat:

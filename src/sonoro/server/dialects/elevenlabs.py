@@ -20,6 +20,7 @@ from starlette.routing import BaseRoute
 from starlette.websockets import WebSocket
 
 from sonoro.core.errors import InvalidRequest, SonoroError
+from sonoro.core.types import Markup
 from sonoro.server.contexts import Context
 from sonoro.server.dialects.formats import AudioFormat, sample_format
 from sonoro.server.dialects.shared import Asked, Dialect, DialectSession, Message, languages_of
@@ -116,6 +117,7 @@ class _Session(DialectSession):
         self._is_synchronised = query.get("sync_alignment") == "true"
         self._audio = audio_format(query.get("output_format", "mp3_44100_128"))
         self._language = query.get("language_code")
+        self._is_tagged = query.get("enable_ssml_parsing") == "true"
 
     async def handle(self, message: str) -> None:
         said = parse(_Said, message.encode())
@@ -157,7 +159,8 @@ class _Session(DialectSession):
 
     async def _open(self, name: str | None, said: _Said) -> Context:
         speed = said.voice_settings.speed or 1.0
-        asked = Asked("", self._voice, self._language, speed, said.seed, self._audio, with_words=True)
+        markup: Markup = "tags" if self._is_tagged else "auto"
+        asked = Asked("", self._voice, self._language, speed, said.seed, self._audio, with_words=True, markup=markup)
         context = await self.open(name, asked)
         context.wire = 0.0, " "  # end time and value of the last character sent
         return context
@@ -218,7 +221,8 @@ def _asked(dialect: Dialect, request: Request, payload: bytes) -> Asked:
     kind = _Lines if "/stream/" in request.url.path else _Whole
     sent = kind(body.text, dialect.timeline(speed), audio) if is_timed else None
     voice = request.path_params["voice"]
-    return Asked(body.text, voice, body.language_code, speed, body.seed, audio, sent, with_words=is_timed)
+    language, seed = body.language_code, body.seed
+    return Asked(body.text, voice, language, speed, seed, audio, sent, with_words=is_timed, markup="tags")
 
 
 def _described(name: str) -> dict[str, Any]:

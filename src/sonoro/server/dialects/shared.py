@@ -16,7 +16,7 @@ from starlette.websockets import WebSocket
 
 from sonoro.audio.encoders import MAX_SPEED, MIN_SPEED
 from sonoro.core.errors import UnknownVoice
-from sonoro.core.types import ModelSpec
+from sonoro.core.types import Markup, ModelSpec
 from sonoro.server.contexts import Context, ContextSession
 from sonoro.server.dialects.formats import PCM, AudioFormat, FormatBody
 from sonoro.server.errors import REFUSAL_SHAPE, Refusal, Unauthorized
@@ -51,11 +51,13 @@ class Asked:
     body: AudioBody | None = None
     """The response body; None for the audio itself."""
     with_words: bool = False
+    markup: Markup = "auto"
 
 
 class Dialect:
     """One wire format. `shape` makes the response of a refusal and a request id; `id_headers` are the response headers
-    that carry the request id."""
+    that carry the request id. Markup that the model cannot honour is left out, as clients send that of other servers.
+    """
 
     def __init__(
         self, name: str, service: Service, shape: Callable[[Refusal, str], Response], id_headers: Sequence[str] = ()
@@ -110,6 +112,8 @@ class Dialect:
             "response_format": asked.audio.codec,
             "sample_rate": asked.audio.rate,
             "bit_rate": asked.audio.bit_rate,
+            "markup": asked.markup,
+            "on_markup": "plain",
         }
         return parse(SpeechBody, fields)
 

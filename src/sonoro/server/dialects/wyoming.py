@@ -290,11 +290,12 @@ class WyomingSession(LiveSession):
         """Set voice and language of the next text from `data`. Raises `InvalidRequest`."""
         if self._is_stream:
             raise InvalidRequest("synthesize-start", "given", "a stream is open; end it by synthesize-stop")
-        if data.text_format not in (None, "text"):
-            raise InvalidRequest("text_format", data.text_format, "it must be text")
+        if data.text_format not in (None, "text", "ssml"):
+            raise InvalidRequest("text_format", data.text_format, "it must be text or ssml")
         voice = data.voice or _Voice()
         language = language_of(voice.language, self.service.speech.spec())
-        await self._configure({"voice": voice.name, "language": language})
+        markup = {"markup": "ssml" if data.text_format == "ssml" else "auto", "on_markup": "plain"}
+        await self._configure({"voice": voice.name, "language": language, **markup})
         self._is_skipping = False
 
     async def on_done(self, task: asyncio.Task[Any]) -> None:

@@ -55,7 +55,4 @@ def read_script(text: str, markup: Markup, delivery: Delivery, lexicons: Sequenc
             return None
         marked = Marked(text)
         marked.add(text, 0)
-    if marked.lexicons:
-        limit = "no lexicon has that name; nothing is fetched"
-        raise marked.error(f"lexicon {marked.lexicons[0]}", 0, limit)
     return script_of(marked, lexicons, delivery, is_plain=is_ssml)

@@ -24,6 +24,8 @@ class Elements:
     def __init__(self, marked: Marked) -> None:
         self.marked = marked
         self.open: list[tuple[str, ExitStack]] = []
+        self.texts: list[int] = []
+        """Where in the text the elements begin that are open and replace what they hold."""
         self.hidden = self._count = 0
 
     def begin(self, name: str, attributes: dict[str, str], at: int) -> None:
@@ -77,8 +79,10 @@ class Elements:
 
     def _said(self, undo: ExitStack, kind: str, value: str | None, form: str, at: int) -> None:
         marked, start = self.marked, len(self.marked.text)
+        self.texts.append(start)
 
         def end() -> None:
+            self.texts.pop()
             written = marked.text[start:]
             marked.said.append(Said(start, len(marked.text), at, kind, written if value is None else value, form))
 
@@ -120,7 +124,8 @@ class Elements:
             self.marked.ignore("emphasis", at)
 
     def _lexicon(self, _: ExitStack, attributes: dict[str, str], at: int) -> None:
-        self.marked.lexicons.append(self._needed("lexicon", attributes, "uri", at))
+        name = self._needed("lexicon", attributes, "uri", at)
+        raise self.marked.error(f"lexicon {name}", at, "no lexicon has that name; nothing is fetched")
 
     def _spell(self, undo: ExitStack, _: dict[str, str], at: int) -> None:
         self._said(undo, "say-as characters", None, "", at)

@@ -46,18 +46,19 @@ class Delivery:
 def script_of(marked: Marked, lexicons: Sequence[Lexicon], delivery: Delivery, *, is_plain: bool) -> Script | None:
     """The script of `marked`; None if it says nothing but its text. Raises `InvalidRequest` for what is not honoured,
     if the delivery says so."""
-    composed = _Composed(marked, lexicons, delivery)
+    composed = Composer(marked, lexicons, delivery)
     if not composed.changes:
         return None
     return composed.script(is_plain=is_plain)
 
 
 @dataclass
-class _Spoken:
-    """A text to say, and the written span of each of its characters."""
+class Spoken:
+    """A text to say, and the written span of each of its characters; `before` is what was said before it."""
 
     text: str = ""
     origins: list[Span] = field(default_factory=list)
+    before: str = ""
 
     def add(self, text: str, start: int) -> None:
         """Append `text`, written from `start` on."""
@@ -72,44 +73,59 @@ class _Spoken:
     def end_sentence(self, at: int) -> None:
         """End a sentence at `at`: with a full stop, unless there is punctuation."""
         said = self.text.rstrip()
-        if said and not _is_ended(said):
+        last = said or self.before.rstrip()
+        if last and not is_ended(last):
             self.text, self.origins = said, self.origins[: len(said)]
             self.replace(". ", at, at)
 
-    def stripped(self) -> _Spoken:
+    def stripped(self) -> Spoken:
         """The text without white space at its ends."""
         lead = len(self.text) - len(self.text.lstrip())
-        return _Spoken(self.text.strip(), self.origins[lead : len(self.text.rstrip())])
+        return Spoken(self.text.strip(), self.origins[lead : len(self.text.rstrip())])
 
 
-def _is_ended(text: str) -> bool:
+def is_ended(text: str) -> bool:
+    """Whether `text` ends in punctuation."""
     return text.rstrip(_CLOSERS)[-1:] in tuple(_ENDS)
 
 
-class _Composed:
+class Composer:
+    """Makes lines of `marked`, which may grow: then `update` comes before its new text is used.
+    `warnings` name what is not honoured. Raises `InvalidRequest` instead, if the delivery says so."""
+
     def __init__(self, marked: Marked, lexicons: Sequence[Lexicon], delivery: Delivery) -> None:
         self._marked, self._delivery, self._spec = marked, delivery, delivery.spec
-        self._warnings: list[str] = []
-        for name, at in marked.ignored:
+        self.warnings: list[str] = []
+        self._said: list[tuple[Span, str]] = []
+        self._seen = 0, 0
+        self.update()
+        self._said = sorted([*self._said, *self._spoken([*self._of_lexicons(lexicons)])])
+
+    def update(self) -> None:
+        """Take in what `marked` has gained."""
+        ignored, said = self._seen
+        for name, at in self._marked.ignored[ignored:]:
             self._refuse(name, at)
-        self._said = self._spoken([*marked.said, *self._of_lexicons(lexicons)])
-        self._starts = [at for at, _ in marked.styles]
+        self._said += self._spoken(self._marked.said[said:])
+        self._seen = len(self._marked.ignored), len(self._marked.said)
 
     @property
     def changes(self) -> bool:
         """Whether anything differs from the text as it was sent."""
-        return bool(self._said or self._warnings or self._marked.text != self._marked.source)
+        return bool(self._said or self.warnings or self._marked.text != self._marked.source)
 
     def script(self, *, is_plain: bool) -> Script:
         marked = self._marked
         lead_s, lines = 0.0, list[Line]()
-        cuts = sorted({0, len(marked.text), *marked.pauses, *self._starts})
+        starts = [at for at, _ in marked.styles]
+        cuts = sorted({0, len(marked.text), *marked.pauses, *starts})
         for start, end in [*pairwise(cuts), (cuts[-1], cuts[-1])]:
             if pause_s := marked.pauses.get(start, 0.0):
                 lead_s, lines = _paused(lead_s, lines, pause_s)
-            spoken = self._line(start, end)
+            spoken = self.spoken(start, end).stripped()
             if is_speakable(spoken.text):
-                lines.append(self._styled(marked.styles[bisect_right(self._starts, start) - 1][1], spoken, start))
+                style = marked.styles[bisect_right(starts, start) - 1][1]
+                lines.append(self.styled(style, start, text=spoken.text, origins=packed(spoken.origins)))
         if self._spec.text_normalizer is None:
             lines = [_ended(line) if line.pause_s and line is not lines[-1] else line for line in lines]
         return Script(
@@ -117,7 +133,7 @@ class _Composed:
             origins=packed(marked.origins),
             lines=tuple(lines),
             lead_s=lead_s,
-            warnings=tuple(self._warnings),
+            warnings=tuple(self.warnings),
             is_plain=is_plain,
         )
 
@@ -125,7 +141,7 @@ class _Composed:
         """Note markup that is not honoured; raise `InvalidRequest` if such a text is refused."""
         if self._delivery.on_markup == "refuse":
             raise self._marked.error(name, at, f"{self._spec.name} cannot honour it; on_markup plain speaks the text")
-        self._warnings.append(f"{name} ({place_of(self._marked.source, at)})")
+        self.warnings.append(f"{name} ({place_of(self._marked.source, at)})")
 
     def _at(self, place: int) -> int:
         """Where character `place` of the text stands in the source."""
@@ -170,9 +186,9 @@ class _Composed:
                 spoken.append(((one.start, one.end), words))
         return spoken
 
-    def _line(self, start: int, end: int) -> _Spoken:
-        """What is said for characters `start` to `end`."""
-        spoken, at = _Spoken(), start
+    def spoken(self, start: int, end: int, before: str = "") -> Spoken:
+        """What is said for characters `start` to `end`, after `before` in the same line."""
+        spoken, at = Spoken(before=before), start
         said = [(first, last, words) for (first, last), words in self._said if start <= first and last <= end]
         ends = [(border, border, None) for border in self._marked.borders if start < border <= end]
         for first, last, words in sorted([*said, *ends], key=lambda one: one[:2]):
@@ -185,12 +201,13 @@ class _Composed:
                 spoken.replace(words, first, last)
             at = last
         spoken.add(self._marked.text[at:end], at)
-        return spoken.stripped()
+        return spoken
 
-    def _styled(self, style: Style, spoken: _Spoken, start: int) -> Line:
+    def styled(self, style: Style, start: int, *, text: str = "", origins: tuple[Run, ...] = ()) -> Line:
+        """The line of `text` in `style`, which begins at character `start`."""
         return Line(
-            text=spoken.text,
-            origins=packed(spoken.origins),
+            text=text,
+            origins=origins,
             rate=style.rate,
             gain=style.gain,
             voice=None if style.voice is None else self._voice(style.voice, start),
@@ -235,7 +252,7 @@ def _replaced(line: Line, **changes: object) -> Line:
 
 def _ended(line: Line) -> Line:
     """`line` with a comma at its end, if it has no punctuation there: else a model may speak on."""
-    if _is_ended(line.text):
+    if is_ended(line.text):
         return line
     at = line.origins[-1].start + (line.origins[-1].length - 1) * line.origins[-1].step + line.origins[-1].width
     return _replaced(line, text=line.text + ",", origins=(*line.origins, Run(1, at, 1, 0)))

@@ -61,7 +61,6 @@ class Marked:
     borders: set[int] = field(default_factory=set)
     said: list[Said] = field(default_factory=list)
     ignored: list[Ignored] = field(default_factory=list)
-    lexicons: list[str] = field(default_factory=list)
 
     @property
     def style(self) -> Style:

@@ -21,6 +21,13 @@ def is_ssml(text: str) -> bool:
     return "<speak" in text and _DOCUMENT.match(text) is not None
 
 
+def may_begin(text: str) -> bool:
+    """Whether `text` may still become, or is, the beginning of an SSML document."""
+    rest = re.sub(r"(?s)^\s*(?:<\?xml[^>]*\?>\s*)?(?:<!--.*?-->\s*)*", "", text)
+    known = ("<speak", "<!DOCTYPE", "<?xml", "<!--")
+    return any(rest.startswith(one) or one.startswith(rest) for one in known)
+
+
 def parse(source: str) -> Marked:
     """Read the SSML document `source`. Raises `InvalidRequest` with line and column."""
     return _Reader(source).read()

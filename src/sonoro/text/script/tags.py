@@ -58,6 +58,40 @@ _SYNTAXES = {
 }
 
 
+_PARTS = {
+    "break": r"</?(?:b|br|bre|brea|break(?:[^\w<>\n][^<>\n]*)?)?",
+    "pause": r"\[(?:p|pa|pau|paus|pause|pause:[\s\d.ms]*)?",
+    "ipa": r"\[(?:[^\[\]\n]{0,100}|[^\[\]\n]{1,100}\](?:\((?:/(?:[^/()\n]{0,100}/?)?)?)?)",
+    "element": r"</?(?:[a-z][^<>\n]*)?|<<[^<>\n]*>?",
+    "escaped": r"\\\{[^{}\n]*\\?",
+}
+"""What may still become a form, by what it begins like; it may hold more than becomes one."""
+
+
+@cache
+def _parts(syntax: str) -> re.Pattern[str]:
+    names = {"tags": tuple(_PARTS), "deepgram": ("escaped",)}.get(syntax, ("break", "pause", "ipa"))
+    made = "|".join(_PARTS[name] for name in names)
+    return re.compile(rf"(?is:\\(?:{made})?|{made})" if syntax != "deepgram" else rf"(?is:\\|{made})")
+
+
+_FIRST = re.compile(r"[<\[\\]")
+
+
+def complete(source: str, start: int, syntax: str) -> int:
+    """Up to where `source` can be read from `start` on, whatever follows: before what may still become a tag."""
+    at, pattern = start, forms(syntax)
+    while begun := _FIRST.search(source, at):
+        at = begun.start()
+        may_go_on = len(source) - at <= LONGEST and _parts(syntax).fullmatch(source, at) is not None
+        found = pattern.match(source, at)
+        # [pause] may be the word of [pause](/…/), and \[ the beginning of an escaped form.
+        if may_go_on and (found is None or found[0][-1] in "]\\[<{}"):
+            return at
+        at = at + 1 if found is None else found.end()
+    return len(source)
+
+
 @cache
 def forms(syntax: str) -> re.Pattern[str]:
     """The tags of `syntax`, each perhaps behind a backslash that makes it text."""
@@ -73,26 +107,42 @@ def forms(syntax: str) -> re.Pattern[str]:
 
 def parse(source: str, syntax: str) -> Marked | None:
     """Read the tags in `source`; None if it has none. Raises `InvalidRequest` with line and column."""
-    pattern = forms(syntax)
-    return _Tags(Marked(source)).read(pattern) if pattern.search(source) is not None else None
+    if forms(syntax).search(source) is None:
+        return None
+    tags = Tags(Marked(source), syntax)
+    tags.read(len(source))
+    tags.end()
+    return tags.marked
 
 
-class _Tags:
-    def __init__(self, marked: Marked) -> None:
-        self._marked = marked
-        self._elements = Elements(marked)
+class Tags:
+    """Reads the tags of `syntax` in the source of `marked`, which may grow, into `marked`."""
 
-    def read(self, pattern: re.Pattern[str]) -> Marked:
-        marked, at = self._marked, 0
-        for found in pattern.finditer(marked.source):
-            self._add(at, found.start())
-            at = found.end()
+    def __init__(self, marked: Marked, syntax: str) -> None:
+        self.marked = self._marked = marked
+        self._elements, self._forms = Elements(marked), forms(syntax)
+        self.read_to = self.count = 0
+        """How much of the source is read, and how many tags were in it."""
+
+    @property
+    def settled(self) -> int:
+        """How much of the text is final: not what stands in an element that has still to end."""
+        return min((start for start in self._elements.texts), default=len(self._marked.text))
+
+    def read(self, end: int) -> None:
+        """Read the source up to character `end`, where no tag is broken in two."""
+        for found in self._forms.finditer(self._marked.source, self.read_to, end):
+            self._add(self.read_to, found.start())
+            self.read_to, self.count = found.end(), self.count + 1
             assert found.lastgroup is not None
             _TAKES[found.lastgroup](self, found[0], found.start())
-        self._add(at, len(marked.source))
+        self._add(self.read_to, end)
+        self.read_to = end
+
+    def end(self) -> None:
+        """End all elements that are open."""
         while self._elements.open:
             self._elements.end()
-        return marked
 
     def _add(self, start: int, end: int) -> None:
         if not self._elements.hidden:
@@ -162,18 +212,18 @@ class _Tags:
         self._marked.turn(replace(self._marked.style, rate=rate))
 
 
-_TAKES: dict[str, Callable[[_Tags, str, int], None]] = {
-    "text": _Tags._text,
-    "break": _Tags._element,
-    "element": _Tags._element,
-    "malformed_break": _Tags._malformed,
-    "malformed": _Tags._malformed,
-    "pause": _Tags._pause,
-    "long_pause": _Tags._pause,
-    "escaped_pause": _Tags._pause,
-    "ipa": _Tags._ipa,
-    "bars": _Tags._bars,
-    "escaped_word": _Tags._escaped_word,
-    "voice": _Tags._voice,
-    "rate": _Tags._rate,
+_TAKES: dict[str, Callable[[Tags, str, int], None]] = {
+    "text": Tags._text,
+    "break": Tags._element,
+    "element": Tags._element,
+    "malformed_break": Tags._malformed,
+    "malformed": Tags._malformed,
+    "pause": Tags._pause,
+    "long_pause": Tags._pause,
+    "escaped_pause": Tags._pause,
+    "ipa": Tags._ipa,
+    "bars": Tags._bars,
+    "escaped_word": Tags._escaped_word,
+    "voice": Tags._voice,
+    "rate": Tags._rate,
 }

@@ -1,0 +1,195 @@
+"""Markup in a text that is still arriving: tags may be cut anywhere, and plain text is delayed by nothing."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from sonoro.core.errors import InvalidRequest
+from sonoro.core.script import Line, Span
+from sonoro.core.types import Markup, is_speakable
+from sonoro.text.live_feed import LiveFeed
+from sonoro.text.splitting import Segment
+
+from . import ssml, tags
+from .lines import Composer, Delivery, is_ended
+from .marked import Marked, Style
+
+_TAIL = 32
+"""Characters kept of what was said."""
+
+MakeFeed = Callable[[Line, list[Segment], int], LiveFeed]
+"""Makes the feed of a line, which appends to segments, and whose text begins at a character of all that is spoken."""
+
+
+@dataclass
+class _LiveLine:
+    """A line, the feed of its text, the silence before it, whether there is anything to speak in it, and the end of
+    what was said."""
+
+    line: Line
+    feed: LiveFeed
+    lead_s: float = 0.0
+    has_words: bool = False
+    said: str = ""
+
+
+class LiveScript:
+    """A `LiveFeed` of text with the tags of `markup`: a feed for each line.
+
+    What is spoken has one origin for each character in the text as it came: `origins`. It `is_marked` once a tag has
+    come. SSML is spoken when all of it has come."""
+
+    def __init__(self, markup: Markup, delivery: Delivery, make_feed: MakeFeed, max_characters: int) -> None:
+        self.segments: list[Segment] = []
+        self.origins: list[Span] = []
+        self.is_ended = False
+        self._markup, self._delivery, self._make_feed, self._most = markup, delivery, make_feed, max_characters
+        self._marked = Marked("")
+        self._tags = None if markup == "ssml" else tags.Tags(self._marked, markup)
+        self._composer = Composer(self._marked, (), delivery)
+        self._may_be_ssml = markup in ("auto", "voices")
+        self._taken = self._index = 0
+        self._style, self._paused = Style(), dict[int, float]()
+        self._lines = deque([self._new_line(Line(text="", origins=()))])
+
+    @property
+    def is_marked(self) -> bool:
+        return self._tags is None or self._tags.count > 0
+
+    @property
+    def characters(self) -> int:
+        """Characters that have come."""
+        return len(self._marked.source)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What was not honoured so far."""
+        return tuple(self._composer.warnings)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there is text beyond the whole segments, or more may come."""
+        return not self.is_ended or any(one.feed.has_more for one in self._lines)
+
+    def append(self, text: str) -> str:
+        """Append `text`; returns what is to be spoken next. Raises as `LiveFeed.append` does, and `InvalidRequest` for
+        markup that is not honoured."""
+        if self.is_ended:
+            raise InvalidRequest("text", text, "the text was already ended")
+        self._marked.source += text
+        if self.characters > self._most:
+            limit = f"at most {self._most} characters for a live request"
+            raise InvalidRequest("text", f"{self.characters} characters", limit)
+        return self._take(is_last=False)
+
+    def end(self) -> str:
+        """Mark the text as complete; returns what of it was held back."""
+        if self.is_ended:
+            return ""
+        rest = self._take(is_last=True)
+        self.is_ended = True
+        self._lines[-1].feed.end()
+        return rest
+
+    def advance(self, index: int) -> None:
+        """As `LiveFeed.advance`."""
+        self._index = index
+        while True:
+            first, known = self._lines[0], len(self.segments)
+            first.feed.advance(index)
+            for segment in self.segments[known:]:
+                segment.line, segment.lead_s, first.lead_s = first.line, first.lead_s, 0.0
+            if not first.feed.is_ended or first.feed.has_more:
+                return
+            if self.segments and self.segments[-1].line is first.line:
+                self.segments[-1].ends_line = True
+            if len(self._lines) == 1:
+                return
+            self._lines.popleft()
+            self._lines[0].lead_s += first.lead_s
+
+    def close(self, index: int) -> None:
+        """As `LiveFeed.close`."""
+        self._lines[0].feed.close(index)
+
+    def cut_off(self, index: int) -> None:
+        """As `LiveFeed.cut_off`."""
+        self._lines[0].feed.cut_off(index)
+
+    def _take(self, *, is_last: bool) -> str:
+        """Read what has come as far as it is settled; returns what is to be spoken of it."""
+        source = self._marked.source
+        if self._may_be_ssml and (is_last or not ssml.may_begin(source)):
+            self._may_be_ssml = False
+        elif self._may_be_ssml and ssml.is_ssml(source):
+            self._may_be_ssml, self._tags = False, None
+        if self._may_be_ssml or (self._tags is None and not is_last):
+            return ""
+        if self._tags is None:
+            self._marked = ssml.parse(source)
+            self._composer = Composer(self._marked, (), self._delivery)
+            return self._speak_to(len(self._marked.text))
+        self._tags.read(len(source) if is_last else tags.complete(source, self._tags.read_to, self._markup))
+        if is_last:
+            self._tags.end()
+        self._composer.update()
+        return self._speak_to(self._tags.settled)
+
+    def _speak_to(self, end: int) -> str:
+        """Give the feeds the text up to character `end`, and begin lines where it says so."""
+        marked, said = self._marked, ""
+        cuts = {*marked.pauses, *(at for at, _ in marked.styles), end}
+        for cut in sorted(cut for cut in cuts if self._taken <= cut <= end):
+            said += self._speak(self._taken, cut)
+            self._taken = cut
+            pause_s = marked.pauses.get(cut, 0.0) - self._paused.get(cut, 0.0)
+            style = [style for at, style in marked.styles if at <= cut][-1]
+            if pause_s or style != self._style:
+                self._paused[cut], self._style = marked.pauses.get(cut, 0.0), style
+                added, lead_s = self._end_line(pause_s)
+                said += added
+                self._lines.append(self._new_line(self._composer.styled(style, cut), lead_s))
+        return said
+
+    def _speak(self, start: int, end: int) -> str:
+        spoken = self._composer.spoken(start, end, self._lines[-1].said)
+        written = self._marked.origins
+        for first, last in spoken.origins:
+            at = written[first][0] if first < len(written) else self.characters
+            self.origins.append((at, written[last - 1][1] if last > first else at))
+        return self._give(spoken.text)
+
+    def _give(self, text: str) -> str:
+        line = self._lines[-1]
+        line.has_words = line.has_words or is_speakable(text)
+        line.said = (line.said + text)[-_TAIL:]
+        return line.feed.append(text)
+
+    def _end_line(self, pause_s: float) -> tuple[str, float]:
+        """End the last line with a pause behind it; returns what that adds to the text, and the pause if the line has
+        been spoken, so that the next one must begin with it."""
+        added = ""
+        if len(self._lines) > 1 and not self._lines[-1].has_words:
+            pause_s += self._lines.pop().lead_s
+        last = self._lines[-1]
+        is_bare = last.has_words and not last.feed.is_ended and not is_ended(last.said.rstrip())
+        if pause_s and is_bare and self._delivery.spec.text_normalizer is None:
+            at = self.origins[-1][1]
+            self.origins.append((at, at))
+            added = self._give(",")
+        last.feed.end()
+        if not last.has_words or not (last.feed.has_more or self._index < len(self.segments)):
+            return added, pause_s
+        if pause_s:
+            line = msgspec.structs.replace(last.line, pause_s=last.line.pause_s + pause_s)
+            for segment in self.segments:
+                segment.line = line if segment.line is last.line else segment.line
+            last.line = line
+        if not last.feed.has_more:
+            self.segments[-1].ends_line = True
+        return added, 0.0
+
+    def _new_line(self, line: Line, lead_s: float = 0.0) -> _LiveLine:
+        return _LiveLine(line, self._make_feed(line, self.segments, len(self.origins)), lead_s)
