@@ -44,7 +44,21 @@ _FOLDED = str.maketrans(
         **dict.fromkeys("“”„‟«»‹›″‶", '"'),
         **{"′": "'", "‚": ",", "‐": "-", "‑": "-", "⁃": "-", "−": "-", "–": "–", "‒": "–", "—": "—", "―": "—"},
         **{"ß": "ss", "æ": "ae", "Æ": "Ae", "œ": "oe", "Œ": "Oe", "ø": "o", "Ø": "O", "ł": "l", "Ł": "L", "ı": "i"},
-        **{"đ": "d", "Đ": "D", "þ": "th", "Þ": "Th", "ð": "d", "Ð": "D", "µ": "μ", "…": "...", "º": "°", "⁄": "/"},
+        **{
+            "đ": "d",
+            "Đ": "D",
+            "þ": "th",
+            "Þ": "Th",
+            "ð": "d",
+            "Ð": "D",
+            "µ": "μ",
+            "∆": "Δ",
+            "Ω": "Ω",
+            "Å": "Å",
+            "…": "...",
+            "º": "°",
+            "⁄": "/",
+        },
     }
 )
 _SIGNS = frozenset("°€£¥₹₩₽₿¢²³¹⁰⁴⁵⁶⁷⁸⁹⁻₀₁₂₃₄₅₆₇₈₉½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞×÷±≠≤≥≈→⇒←∞√№§©®™–—μΩÅ·•‰πΔ")
@@ -59,6 +73,9 @@ def fold(text: str, origins: Sequence[Span] | None = None) -> tuple[str, Sequenc
     spans: list[Span] = []
     for at, character in enumerate(text):
         new = character if character.isascii() and character != "`" else _folded(character)
+        if character in "Å−" and text[at + 1 : at + 2].isalnum() and (character == "Å" or text[at - 1 : at].isalnum()):
+            # The letter of a name, not the unit; the minus of a difference, not a hyphen.
+            new = "A" if character == "Å" else character
         folded.append(new)
         spans += [origins[at] if origins is not None else (at, at + 1)] * len(new)
     return "".join(folded), spans

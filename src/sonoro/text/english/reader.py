@@ -27,6 +27,9 @@ _PLAIN = re.compile(
 )
 """A word that is none of a class unless it is one of `classes.WORDS`, with the mark and the white space behind it."""
 
+_BEHIND_DOT = re.compile(r"\d|\.?/")
+"""What makes a dot or an apostrophe begin a class: .5, '80s, ./run, ../up."""
+
 _MARKS = "?!.,"
 _KEPT_TEXTS = 16
 """Texts whose reading is kept: a caller may ask for remarks about a text that is then spoken."""
@@ -149,7 +152,7 @@ def _candidates(text: str, start: int, end: int) -> Iterator[Candidate]:
         kind = "sign"
         said = None if first in _SUPERSCRIPTS else read_sign(text, start, end)
         yield Candidate(end, SIGN, (Piece(said, start, end),) if said else ())
-        if first in ',;:!?"' or (first in ".'" and not text[end : end + 1].isdecimal()):
+        if first in ',;:!?"' or (first in ".'" and not _BEHIND_DOT.match(text, end)):
             return
     for recognise in _recognisers(kind):
         for candidate in recognise(text, start):

@@ -12,12 +12,17 @@ _NAMED = pairs(
     "§ = section | № = number | © = copyright | ® = registered | ™ = trademark | ∞ = infinity | "
     "√ = the square root of | € = euro | £ = pound | ¥ = yen | ₹ = rupee | ₩ = won | $ = dollar | ¢ = cent | "
     "‰ = per mille | ₽ = ruble | ₿ = bitcoin | <= = is at most | >= = is at least | -> = to | => = to | "
+    "&& = and | || = or | ∑ = the sum of | ∏ = the product of | ∫ = the integral of | ∂ = partial | ∇ = del | "
+    "∈ = in | ∉ = not in | ∀ = for all | ∃ = there is | ∩ = intersected with | ∪ = united with | ⊂ = is a subset of | "
+    "⊆ = is a subset of | ∧ = and | ∨ = or | ¬ = not | ∝ = is proportional to | ≡ = is equivalent to | ∼ = about | "
+    "− = minus | Å = angstroms | "
+    "↔ = to and from | ↑ = up | ↓ = down | "
     "!= = is not equal to | == = equals"
 )
 _PAUSES = pairs(
     ", = , | ; = , | : = , | ( = , | ) = , | [ = , | ] = , | { = , | } = , | — = , | – = , | | = , | • = , | · = ,"
 )
-_SILENT = frozenset("\"'*_~^\\#←‑¿¡⁻")
+_SILENT = frozenset("†‡\"'*_~^\\#←‑¿¡⁻")
 
 
 def read_sign(text: str, start: int, end: int) -> str | None:
@@ -77,5 +82,6 @@ def _dot(text: str, end: int, length: int, left: str, right: str) -> str:
     if left.isalnum() and right.isalpha():
         return "dot" if right.islower() else "."
     if not left.isalnum() and right.isalpha():
-        return "dot" if re.match(r"[A-Z]{2}", text[end : end + 2]) else "."
+        is_name = re.match(r"[A-Z]{2}|[a-z]{3,}(?![\w@])", text[end : end + 20]) and not left.strip()
+        return "dot" if is_name else "."
     return "."

@@ -39,13 +39,15 @@ _DOTTED = pairs(
     "Ave = Avenue | Blvd = Boulevard | Rd = Road | Ln = Lane | Hwy = Highway | Pkwy = Parkway | Sq = Square | "
     "Expy = Expressway"
 )
+_DOTTED |= {word.capitalize(): said.capitalize() for word, said in _DOTTED.items() if word.islower()}
 """Expanded if a dot follows, which ends a sentence only before a usual first word."""
 
 _BEFORE_NUMBER = pairs(
-    "apt = apartment | ste = suite | rm = room | bldg = building | hwy = highway | rte = route | fig = figure | "
-    "figs = figures | vol = volume | vols = volumes | ch = chapter | eq = equation | ext = extension | "
-    "nos = numbers | ep = episode | p = page | pp = pages | ver = version | art = article | sec = section | "
-    "para = paragraph | no = number | tbl = table | app = appendix | pg = page | pgs = pages | ln = line"
+    "apt = apartment | ste = suite | rm = room | bldg = building | hwy = highway | rte = route | rt = route | "
+    "fig = figure | figs = figures | vol = volume | vols = volumes | ch = chapter | chap = chapter | "
+    "eq = equation | ext = extension | nos = numbers | ep = episode | p = page | pp = pages | ver = version | "
+    "art = article | sec = section | para = paragraph | no = number | tbl = table | app = appendix | "
+    "pg = page | pgs = pages | ln = line"
 )
 _NEEDS_DOT = frozenset(["p", "pp", "art", "sec", "para", "no", "app", "ln"])
 _WORDS = pairs(
@@ -55,7 +57,8 @@ _WORDS = pairs(
     "i.e. = that is | vs = versus | Mr = Mister | Mrs = Missus | Ms = Miz | Prof = Professor | 4K = four K | "
     "8K = eight K | and/or = and or | he/she = he or she | him/her = him or her | his/her = his or her | "
     "she/he = she or he | s/he = she or he | mins = minutes | secs = seconds | hrs = hours | yrs = years | "
-    "wks = weeks | NE = northeast | NW = northwest | SE = southeast | SW = southwest"
+    "WWI = World War One | WWII = World War Two | WW1 = World War One | WW2 = World War Two | A-Z = ay to Z | "
+    "mmHg = millimeters of mercury | wks = weeks | NE = northeast | NW = northwest | SE = southeast | SW = southwest"
 )
 _WORD = re.compile(
     "(?:" + "|".join(re.escape(word) for word in sorted(_WORDS, key=len, reverse=True)) + r")(?![\w/])(?P<comma>,?)"
@@ -64,14 +67,14 @@ _TITLE = re.compile(rf"(?P<word>{'|'.join(_TITLES)})(?P<dot>\.?)(?=\s(?:[A-Z]|& 
 _WITH_DOT = re.compile(rf"(?P<word>{'|'.join(sorted(_DOTTED, key=len, reverse=True))})\.(?P<comma>,?)")
 _NUMBERED = re.compile(
     rf"(?P<word>(?i:{'|'.join(sorted(_BEFORE_NUMBER, key=len, reverse=True))}))(?P<dot>\.?)\s?"
-    r"(?=[#(]?\d|(?-i:[IVXL]+)(?![\w]))"
+    r"(?=[#(]?\d|(?-i:[VXL][IVXL]*|I[IVX]+|I(?=[.,;:)]|$))(?!\w))"
 )
-_WITH = re.compile(r"w/\s?(?=\w)")
+_WITH = re.compile(r"w/(?:\s|(?=\w\w))")
 _AGAINST = re.compile(r"vs?\.?(?= [A-Z])")
 _HASH = re.compile(r"(?:#|№\s?)(?=\d)")
 WORDS = frozenset([*_TITLES, *_DOTTED, *_BEFORE_NUMBER, *(word.split()[0] for word in _WORDS)])
 _IN_WORD = re.compile(r"[\w']$")
-_AFTER_NAME = re.compile(r"[A-Z][a-z]+ $")
+_AFTER_NAME = re.compile(r"[A-Z][\w.]* $")
 _IN_ADDRESS = re.compile(r"[/.]$")
 
 
@@ -123,5 +126,6 @@ EXAMPLES = (
     ("Then Acme Inc. closed.", "Then Acme Incorporated closed."),
     ("Cats vs. dogs, No. 5, p. 12", "Cats versus dogs, Number five, page twelve."),
     ("w/o it; w/ it; and/or", "without it, with it, and or."),
+    ("Approx. 5 in WWII", "Approximately five in World War Two."),
     ("Fig. 3 and #7", "Figure three and number seven."),
 )

@@ -7,7 +7,7 @@ from sonoro.text.english.line import SURE, Candidate, Piece, after, before
 from sonoro.text.english.numbers import digits, grouped, ordinal
 from sonoro.text.english.tables import pairs
 
-from .common import whole
+from .common import pieces, whole
 from .initialism import spell
 
 STARTS = ("digit", "letter")
@@ -27,7 +27,8 @@ _STREET = re.compile(
     rf"(?P<kind>(?i:{_KINDS})|{_FULL})(?![A-Za-z])(?P<dot>\.)?"
 )
 _AFTER_NAME = re.compile(rf"(?P<kind>{_KINDS})(?![A-Za-z])(?P<dot>\.)?")
-_NAME_BEFORE = re.compile(r"\b[A-Z][a-z'.]*\s$")
+_NAME_BEFORE = re.compile(r"\b(?:[A-Z][a-z'.]*|\d+(?:st|nd|rd|th))\s$")
+_SIDE = re.compile(r"(?P<side>[NSEW])\.?(?=\s\d{1,3}(?:st|nd|rd|th)\s(?:St|Ave|Street|Avenue)\b)")
 _STATES = pairs(
     "AL = Alabama | AK = Alaska | AZ = Arizona | AR = Arkansas | CA = California | CO = Colorado | CT = Connecticut | "
     "DE = Delaware | FL = Florida | GA = Georgia | HI = Hawaii | ID = Idaho | IL = Illinois | IN = Indiana | "
@@ -60,9 +61,11 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         yield whole(
             found, SURE / 4, _STREETS[found["kind"]], mark="." * (bool(found["dot"]) and _ends(text, found.end()))
         )
+    if found := _SIDE.match(text, at):
+        yield pieces(found, SURE / 2, (_COMPASS[found["side"]], "side"))
     if found := _STATE.match(text, at):
         is_placed = _AFTER_PLACE.search(context) and re.match(r"\s*(?:[.,;)\n]|$)", after(text, found.end()))
-        if found["zip"]:
+        if found["zip"] and (found["state"] not in _UNSURE or _AFTER_PLACE.search(context)):
             more = f", {digits(found['more'])}" if found["more"] else ""
             yield whole(found, SURE, f"{_STATES[found['state']]} {digits(found['zip'])}{more}")
         elif is_placed and found["state"] not in _UNSURE:
@@ -105,7 +108,7 @@ def _is_street(text: str, found: re.Match[str]) -> bool:
     if found["kind"] in ("St", "Dr", "Ct", "Pl", "Ter", "Cir", "Sq"):
         follows = after(text, found.end())
         return re.match(
-            r"\s*(?:[,;:.!?)\n]|$)| (?:Apt|Suite|Ste|Unit|and|in|at|near|is|was)\b", follows
+            r"\s*(?:[,;:.!?)\n]|$)| (?:Apt|Suite|Ste|Unit|and|in|at|near|is|was)\b| &", follows
         ) is not None or (bool(found["dot"]) and _ends(text, found.end()))
     return True
 
@@ -121,6 +124,7 @@ EXAMPLES = (
         "2788 San Tomas Expy, Santa Clara, CA 95051",
         "twenty seven eighty eight San Tomas Expressway, Santa Clara, California nine five zero five one.",
     ),
+    ("42nd St. & W. 34th St.", "forty second Street and West thirty fourth Street."),
     ("123 Smth St, City, NY", "one twenty three Smth Street, City, New York."),
     ("Doctor Smith lives on Elm Dr.", "Doctor Smith lives on Elm Drive."),
 )

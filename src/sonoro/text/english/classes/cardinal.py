@@ -12,17 +12,18 @@ from .common import SCALE, pieces, whole
 STARTS = ("digit", "sign")
 
 _NUMBER = re.compile(rf"(?P<minus>-)?(?P<number>{FORM})(?![\d])")
-_MINUS = re.compile(r"(?:^|[\s(\[{=:;,/\"?!—–]|\bto\s)$")
+_MINUS = re.compile(r"(?:^|[\s(\[{=:;,/\"?!—–|]|\bto\s)$")
 _CONTINENTAL = re.compile(r"\d{1,3}(?:\.\d{3}){1,6}+(?:,\d{1,2})?(?![.,]?\d)")
 _SHORT_SCALE = re.compile(rf"(?P<number>{FORM})(?P<scale>[kM]|bn|tn)(?![\w'])")
 _SCALES = {"k": "thousand", "m": "million", "bn": "billion", "tn": "trillion"}
 _SCIENTIFIC = re.compile(r"(\d+(?:\.\d+)?)(?:[eE]([+-]?)(\d{1,3})|\s?(?:[x×*]|·)\s?10\^(-?)(\d{1,3}))(?![\w-])")
 _SPACED = re.compile(r"[1-9]\d{0,2}(?: \d{3}){0,3} 000(?![\w]| ?\d)")
-_GROUPED = re.compile(r"\d{1,3}(?:(['_])\d{3})(?:\1\d{3}){0,5}(?![\w'])|[1-9]\d?(?:,\d\d){1,4},\d{3}(?![\d,])")
+_GROUPED = re.compile(r"\d{1,3}(?:(['_])\d{3})(?:\1\d{3}){0,5}(?![\w'])")
 _COMMA = re.compile(r"(?:\d{1,3},\d\d|0,\d)(?![\w]|[.,]\d)")
 _COUNTED = re.compile(rf"\s+(?:{SCALE}|people|times|items|points|votes|men|women|students|users|pages|words)\b")
 _OWNER = re.compile(rf"(?P<number>{FORM})'[sS](?![\w'])")
 _LIKE_YEAR = range(1100, 2100)
+_OF_YEAR = re.compile(r"(?i)\b(?:year|anno|(?<!\w )in|since|until|by|circa|of)\s$")
 _IN_TOKEN = re.compile(r"[\w.]$")
 _IN_NUMBER = re.compile(r"[\w.,']$")
 _AFTER_DIGITS = re.compile(r"[\d.,]$")
@@ -53,14 +54,15 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         return
     number = found["number"]
     if (owner := _OWNER.match(text, at)) and not found["minus"]:
-        yield whole(owner, NUMBER - 1, decimal(owner["number"]) + "'s")
+        is_year = len(owner["number"]) == 4 and owner["number"].isdecimal() and int(owner["number"]) in _LIKE_YEAR
+        yield whole(owner, NUMBER - 1, (year if is_year else decimal)(owner["number"]) + "'s")
     if number[0] == "." and _IN_TOKEN.search(before(text, at, 1)):
         return
     minus_sign: tuple[tuple[str, str], ...] = (("minus", "minus"),) if found["minus"] else ()
     if (
         len(number) == 4
         and number.isdecimal()
-        and int(number) in _LIKE_YEAR
+        and (int(number) in _LIKE_YEAR or (int(number) > 1000 and _OF_YEAR.search(before(text, at))))
         and not minus_sign
         and not _COUNTED.match(text, found.end())
     ):
@@ -84,5 +86,6 @@ EXAMPLES = (
     ("1.5E-3 and 1e6", "one point five times ten to the power of minus three and one times ten to the power of six."),
     ("agent 007", "agent zero zero seven."),
     ("1994 and 2100", "nineteen ninety four and two thousand one hundred."),
+    ("in 1066, the year 2525, 1984's", "in ten sixty six, the year twenty five twenty five, nineteen eighty four's."),
     ("2000 people", "two thousand people."),
 )

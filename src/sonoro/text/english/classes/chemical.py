@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from sonoro.text.english.line import SURE, Candidate, Piece, before
 from sonoro.text.english.numbers import cardinal
 
+from .common import pieces
 from .initialism import spell
 
 STARTS = ("letter",)
@@ -18,6 +19,7 @@ _FORMULA = re.compile(
     rf"(?=[A-Za-z()]{{1,12}}[\d₀-₉])(?:(?:{_ELEMENTS})(?:[₀-₉]{{1,3}}|\d{{1,3}})?|[()](?:[₀-₉\d]{{1,2}})?){{2,24}}(?![\w-])"
 )
 _SALT = re.compile(rf"(?:{_ELEMENTS}){{2,5}}(?![\w'-])")
+_ION = re.compile(rf"(?P<symbol>(?:{_ELEMENTS}){{1,2}})(?P<charge>[²³⁴])?(?P<sign>[+⁻])(?!\w)")
 _PARTS = re.compile(rf"{_ELEMENTS}|[₀-₉\d]+")
 _SUBSCRIPTS = {ord(sign): str(digit) for digit, sign in enumerate("₀₁₂₃₄₅₆₇₈₉")}
 _JOINED = re.compile(r"[\w.-]$")
@@ -26,6 +28,10 @@ _JOINED = re.compile(r"[\w.-]$")
 def recognise(text: str, at: int) -> Iterator[Candidate]:
     if _JOINED.search(before(text, at, 1)):
         return
+    if found := _ION.match(text, at):
+        charge = {"²": "two", "³": "three", "⁴": "four"}.get(found["charge"] or "", "")
+        sign = "plus" if found["sign"] == "+" else "minus"
+        yield pieces(found, SURE, (spell(found["symbol"]), "symbol"), (charge, "charge"), (sign, "sign"))
     found = _FORMULA.match(text, at)
     if found is None:
         found = _SALT.match(text, at)
@@ -49,5 +55,6 @@ def _is_salt(name: str) -> bool:
 EXAMPLES = (
     ("H₂SO₄ and H2O", "H two S O four and H two O."),
     ("NaCl and HCl", "N ay C l and H C l."),
+    ("Fe³⁺ and Na+", "F e three plus and N ay plus."),
     ("CO2, C6H12O6", "C O two, C six H twelve O six."),
 )

@@ -4,9 +4,11 @@ import re
 
 from sonoro.text.english.line import Candidate, Piece
 
-INTEGER = r"(?>\d{1,3}(?:,\d{3}){1,10}(?!\d)|\d+)"
+INTEGER = r"(?>\d{1,3}(?:,\d{3}){1,10}(?!\d)|[1-9]\d?(?:,\d\d){1,4},\d{3}(?!\d)|\d+)"
 NUMBER = rf"(?>{INTEGER}(?:\.\d+)?|\.\d+)"
-"""Atomic: a number is never matched in part, so a pattern with several takes linear time over a long run of digits."""
+"""With groups of three digits, or India's of two.
+
+Atomic: a number is never matched in part, so a pattern with several takes linear time over a long run of digits."""
 
 SCALE = r"(?:hundred|thousand|million|billion|trillion|quadrillion)"
 
@@ -20,6 +22,13 @@ STARTERS = (
     "Was|We|Were|What|When|Where|While|Who|Why|Will|With|Yes|Yet|You|Your"
 )
 """Words that begin a sentence more often than they follow an abbreviation in one."""
+
+LABELS = (
+    "(?i:appendix|building|category|chapter|class|column|deck|dock|exhibit|figure|gate|grade|group|hepatitis|item|level|line|"
+    "model|option|page|part|phase|plan|point|position|row|room|schedule|seat|section|series|step|table|team|terminal|"
+    "type|unit|vitamin|wing|apartment|number)"
+)
+"""Nouns before a letter or a number that labels them."""
 
 _ENDS = re.compile(rf"\s*(?:[\"')\]]*\s*)?(?:$|\n|(?:{STARTERS})\b)")
 _CAPITAL = re.compile(r"[\"')\]]*\s+[\"'(]*[A-Z]")

@@ -27,6 +27,8 @@ _MONTH_YEAR = re.compile(rf"{_MONTH}(?P<comma>,?) (?P<year>(?:1[0-9]|20|21)\d\d)
 _DASHED_DAYS = re.compile(
     rf"{_MONTH} (?P<from>\d{{1,2}})\s?(?:-|–|to)\s?(?P<day>\d{{1,2}})(?![\d:]|[.,]\d)(?:(?P<comma>,?) {_YEAR})?"
 )
+_TO = re.compile(rf"(?P<to>\s?[-–]\s?)(?=(?:\d{{1,2}}(?:st|nd|rd|th)?\s)?(?:{'|'.join(MONTHS)}|{_SHORT})\b)")
+_MONTH_TO = re.compile(rf"(?P<month>(?:{'|'.join(MONTHS)}|{_SHORT}))\.?{_TO.pattern}")
 _ISO = re.compile(
     r"(?P<year>1[1-9]\d\d|20\d\d)(?P<sign>[-/.])(?P<month>1[0-2]|0?[1-9])(?P=sign)(?P<day>[12]\d|3[01]|0?[1-9])(?![\d])(?![-/.]\d)"
 )
@@ -64,6 +66,14 @@ def _is_month(found: re.Match[str], *, is_sure: bool) -> bool:
     return found["month"] not in ("may", "march", "mar", "dec", "sep", "oct", "MAY", "MARCH") or is_sure
 
 
+def _with_to(text: str, made: Candidate) -> Candidate:
+    """`made`, and "to" for a dash before another day or month."""
+    found = _TO.match(text, made.end)
+    if found is None:
+        return made
+    return Candidate(found.end(), made.cost, (*made.pieces, *pieces(found, 0.0, ("to", "to")).pieces))
+
+
 def _month_first(text: str, at: int) -> Iterator[Candidate]:
     if found := _DASHED_DAYS.match(text, at):
         days = (
@@ -73,9 +83,12 @@ def _month_first(text: str, at: int) -> Iterator[Candidate]:
         )
         yield pieces(found, SURE, *days, *_year_of(found))
     if (found := _MONTH_FIRST.match(text, at)) and _is_month(found, is_sure=bool(found["year"] or found["th"])):
-        yield pieces(found, SURE, (_month(found["month"]), "month"), (ordinal(found["day"]), "day"), *_year_of(found))
+        day = (_month(found["month"]), "month"), (ordinal(found["day"]), "day")
+        yield _with_to(text, pieces(found, SURE, *day, *_year_of(found)))
     if (found := _MONTH_YEAR.match(text, at)) and _is_month(found, is_sure=False):
-        yield pieces(found, LIKELY, (_month(found["month"]), "month"), *_year_of(found))
+        yield _with_to(text, pieces(found, LIKELY, (_month(found["month"]), "month"), *_year_of(found)))
+    if found := _MONTH_TO.match(text, at):
+        yield pieces(found, SURE, (_month(found["month"]), "month"), ("to", "to"))
 
 
 def _day_first(text: str, at: int) -> Iterator[Candidate]:
@@ -87,7 +100,8 @@ def _day_first(text: str, at: int) -> Iterator[Candidate]:
     said = ordinal(found["day"])
     if not _AFTER_THE.search(before(text, at, 5)):
         said = "the " + said
-    yield pieces(found, SURE, (said, "day"), (f"of {_month(found['month'])}", "month"), *_year_of(found))
+    made = pieces(found, SURE, (said, "day"), (f"of {_month(found['month'])}", "month"), *_year_of(found))
+    yield _with_to(text, made)
 
 
 def _year_of(found: re.Match[str]) -> tuple[tuple[str, str], ...]:
@@ -152,6 +166,10 @@ EXAMPLES = (
     ("April 3, 1999.", "April third, nineteen ninety nine."),
     ("July 3-5, 2021", "July third to fifth, twenty twenty one."),
     ("Mon-Fri, or Tue, Jan 5", "Monday to Friday, or Tuesday, January fifth."),
+    (
+        "Jan-Feb 2020, 1 Jan - 5 Feb",
+        "January to February twenty twenty, the first of January to the fifth of February.",
+    ),
     ("July 1506", "July fifteen oh six."),
     ("I may go in march", "I may go in march."),
 )

@@ -14,10 +14,10 @@ _DECADE = re.compile(
     r"'?(?P<one>(?:1\d|20)\d0|\d0)\s?'?[sS](?P<range>\s?(?:-|–|to)\s?'?(?P<two>(?:1\d|20)\d0|\d0)'?s)?(?![\w'])"
 )
 _YEARS = re.compile(
-    r"(?P<one>1[1-9]\d\d|20\d\d)\s?(?P<dash>-|–|—)\s?(?P<two>\d{4}|\d\d)(?P<s>'?s)?(?![\w%]|[.,]\d|\s?(?:-|–)\d)"
+    r"(?P<one>1[1-9]\d\d|10[1-9]\d|20\d\d)\s?(?P<dash>-|–|—|/)\s?(?P<two>\d{4}|\d\d)(?P<s>'?s)?(?![\w%]|[.,]\d|\s?(?:-|–)\d)"
 )
 _IN_NUMBER = re.compile(r"[\d.,$£€]$")
-_AFTER_THE = re.compile(r"(?i)(?:\bthe|\bmid-|\bearly|\blate)\s?$")
+_AFTER_THE = re.compile(r"(?i)\b(?:the|mid-|early|late|his|her|their|our|my|your|in|of)\s?$")
 
 
 def recognise(text: str, at: int) -> Iterator[Candidate]:
@@ -33,7 +33,8 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     if found := _YEARS.match(text, at):
         one, two = found["one"], found["two"]
         later = int(two if len(two) == 4 else one[:2] + two)
-        if later > int(one) and later < 2200:
+        is_joined = found["dash"] != "/" or (len(two) == 2 and later == int(one) + 1)
+        if later > int(one) and later < 2200 and is_joined:
             said = (
                 decade(two)
                 if found["s"]
@@ -54,5 +55,5 @@ EXAMPLES = (
         "nineteen fourteen to nineteen eighteen, nineteen eighty to nineteen eighty six, nineteen sixty to eighty.",
     ),
     ("the 2000s", "the two thousands."),
-    ("2011-12", "twenty eleven to twelve."),
+    ("2011-12, 2019/20, in his 40s", "twenty eleven to twelve, twenty nineteen to twenty, in his forties."),
 )

@@ -32,11 +32,14 @@ LAST_RESORT = UNLIKELY + 2
 """Above a number without a class: a run of digits that has no other reading from its place on is never lost."""
 
 _EMERGENCY = re.compile(r"(?:911|999|112|411|311|211|988)(?![.,]?\d|[-–/:]\d)")
-_SPECIAL = re.compile(r"(?:24/7|9/11|50[-/]50|20[-/]20|401\(?k\)?|1040|1099|747|737|757|767|777|787)(?![\w/-])")
+_SPECIAL = re.compile(
+    r"(?:24/7/365|24/7|9/11|50[-/]50|20[-/]20|401\(?k\)?|1040|1099|747|737|757|767|777|787)(?P<s>s)?(?![\w/-])"
+)
 _SCREEN = re.compile(r"(?P<lines>240|360|480|576|720|1080|1440|2160)(?P<scan>[pi])(?P<rate>\d\d)?(?!\w)")
 _ERROR = re.compile(r"[45]\d\d(?= (?:error|not found|page)s?\b)", re.IGNORECASE)
 _SAID = pairs(
-    "24/7 = twenty four seven | 9/11 = nine eleven | 50/50 = fifty fifty | 50-50 = fifty fifty | "
+    "24/7/365 = twenty four seven three sixty five | 24/7 = twenty four seven | "
+    "9/11 = nine eleven | 50/50 = fifty fifty | 50-50 = fifty fifty | "
     "20-20 = twenty twenty | 20/20 = twenty twenty | "
     "401k = four oh one K | 401(k) = four oh one K"
 )
@@ -46,8 +49,8 @@ _AFTER_DIGITS = re.compile(r"[\d.,]$")
 
 def recognise(text: str, at: int) -> Iterator[Candidate]:
     if (found := _SPECIAL.match(text, at)) and not _IN_NUMBER.search(before(text, at, 2)):
-        said = _SAID.get(found[0]) or grouped(found[0])
-        yield whole(found, SURE if found[0] in _SAID else POSSIBLE, said)
+        said = _SAID.get(found[0]) or grouped(found[0].rstrip("s")) + "s" * bool(found["s"])
+        yield whole(found, SURE / 2 if found[0] in _SAID or found["s"] else POSSIBLE, said)
     if found := _SCREEN.match(text, at):
         rate = cardinal(found["rate"]) if found["rate"] else ""
         yield pieces(found, SURE, (grouped(found["lines"]), "lines"), (found["scan"], "scan"), (rate, "rate"))

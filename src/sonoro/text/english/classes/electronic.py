@@ -22,11 +22,13 @@ _DOMAIN = re.compile(
     rf"(?:(?:[A-Za-z0-9-]{{1,63}}\.){{1,6}}(?:{_DOMAINS})(?![\w-])|localhost(?=:))(?::\d{{2,5}})?(?:/[^\s<>\"]{{0,500}})?"
 )
 _SURE_DOMAIN = re.compile(r"(?:com|org|net|edu|gov|io|ai|dev|app|info|uk|de|fr|eu|tv|ca|jp|ch|nl|us)(?:[/:]|$)")
-_FILE = re.compile(
-    r"[\w-]{1,64}(?:\.[\w-]{1,32}){0,3}\.(?:pdf|html?|css|jsx?|tsx?|py|jpe?g|png|gif|svg|webp|mp[34]|wav|flac|ogg|txt|csv|tsv|md|php|sql|xml|json|"
-    r"ya?ml|toml|ini|cfg|conf|log|zip|tar|gz|exe|dll|so|docx?|xlsx?|pptx?|rs|go|cpp|hpp|java|rb|sh|bat|ipynb|lock|env)(?![\w])"
+_ENDINGS = (
+    "pdf|html?|css|jsx?|tsx?|py|jpe?g|png|gif|svg|webp|mp[34]|wav|flac|ogg|txt|csv|tsv|md|php|sql|xml|json|ya?ml|toml|"
+    "ini|cfg|conf|log|zip|tar|gz|exe|dll|so|docx?|xlsx?|pptx?|rs|go|cpp|hpp|java|rb|sh|bat|ipynb|lock|env|"
+    "PDF|HTML?|JPE?G|PNG|GIF|MP[34]|WAV|TXT|CSV|XML|JSON|ZIP|EXE|DOCX?|MD"
 )
-_PATH = re.compile(r"(?:~|\.{1,2})?(?:/[\w.@+-]{1,64}){2,12}/?(?![\w])|~/[\w./-]{1,200}")
+_FILE = re.compile(rf"[\w-]{{1,64}}(?:\.[\w-]{{1,32}}){{0,3}}\.(?:{_ENDINGS})(?!\w)")
+_PATH = re.compile(r"(?:~|\.{1,2})?(?:/[\w.@+-]{1,64}){2,12}/?(?![\w])|(?:~|\.{1,2})/[\w./-]{1,200}")
 _HANDLE = re.compile(r"@(?P<name>[A-Za-z_]\w{0,63})")
 _TAG = re.compile(r"#(?P<name>[A-Za-z_]\w{0,99})")
 _COLOR = re.compile(r"#(?=[A-Fa-f]*\d)[\dA-Fa-f]{6}(?!\w)")
@@ -114,6 +116,7 @@ EXAMPLES = (
     ("See https://www.example.com/docs/intro.html.", "See example dot com slash docs slash intro dot H T M L."),
     ("nvidia.com or test.uk", "nvidia dot com or test dot U K."),
     ("Edit main.py and setup.cfg", "Edit main dot P Y and setup dot C F G."),
+    ("run ./run.sh or ~/.bashrc", "run dot slash run dot S H or tilde slash dot bashrc."),
     ("@mypizza #MyPizza", "at mypizza hashtag My Pizza."),
     ("He was done.In the end", "He was done. In the end."),
 )

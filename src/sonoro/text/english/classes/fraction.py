@@ -34,7 +34,7 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
             found, SURE, (decimal(found["top"]), "top"), ("out of", "of"), (decimal(found["bottom"]), "bottom")
         )
     found = _SLASHED.match(text, at)
-    if found is None or _IN_NUMBER.search(before(text, at, 1)) or int(found["bottom"]) == 0:
+    if found is None or _IN_NUMBER.search(before(text, at, 1)) or re.search(r"(?:^|/\s?)0", found["part"]):
         return
     top, bottom = found["top"], found["bottom"]
     cost = LIKELY if found["whole"] or found["th"] else POSSIBLE

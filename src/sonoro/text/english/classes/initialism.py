@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from sonoro.text.english.line import SURE, Candidate, before
 from sonoro.text.english.tables import listed
 
-from .common import ends_sentence, whole
+from .common import LABELS, ends_sentence, whole
 
 STARTS = ("letter",)
 
 _DOTTED = re.compile(r"(?:[A-Za-z]\.){2,8}(?P<last>[A-Z](?![\w]))?(?P<s>'?s\b)?")
 _CAPITALS = re.compile(r"(?P<letters>[A-Z]{2,6})(?P<s>'?s)?(?![\w])")
 _INITIAL = re.compile(r"[A-Z]\.(?=\s[A-Z])")
-_DEGREE = re.compile(r"(?:Ph\.? ?D|M\.? ?Sc|B\.? ?Sc|M\.? ?D|Ed\.? ?D)(?![A-Za-z])\.?")
+_DEGREE = re.compile(r"(?:Ph\.? ?D|M\.? ?Sc|B\.? ?Sc|M\.? ?D|Ed\.? ?D)(?P<s>s)?(?![A-Za-z])\.?")
 _SHARP = re.compile(r"[A-G]#(?![\w])")
 _AND = re.compile(r"(?P<one>[A-Z]{1,3})&(?P<two>[A-Z]{1,3}?)(?P<s>s)?(?![\w])")
 _SPELLED = listed(
@@ -31,28 +31,31 @@ _SAID = listed(
 """Words of two or three letters that are said even in capitals."""
 
 _SHOUTED = re.compile(r"\s[A-Z]{2}")
+_AFTER_LABEL = re.compile(rf"\b(?:{LABELS}|[a-z]+) $")
 _IN_WORD = re.compile(r"[\w'&]$")
-_AFTER_CAPITALS = re.compile(r"[A-Z]{2}[.,!?]?\s$")
+_AFTER_CAPITALS = re.compile(r"[A-Z]{2}\s$")
 
 
 def recognise(text: str, at: int) -> Iterator[Candidate]:
     if _IN_WORD.search(before(text, at, 1)):
         return
-    if (found := _DOTTED.match(text, at)) and not re.match(r"(?:[ap]\.m|e\.g|i\.e)\.", found[0]):
+    if (found := _DOTTED.match(text, at)) and not re.match(r"(?:e\.g|i\.e)\.", found[0]):
         letters = [letter for letter in found[0][: found.start("s") - at if found["s"] else None] if letter.isalpha()]
         said = spell("".join(letters)) + ("'s" if found["s"] else "")
         is_end = found[0].endswith(".") and len(letters) > 1 and ends_sentence(text, found.end())
         yield whole(found, SURE / 2, said, mark="." * is_end)
     if found := _DEGREE.match(text, at):
         is_end = found[0].endswith(".") and ends_sentence(text, found.end())
-        if "." in found[0] or found[0] in ("PhD", "MSc", "BSc", "EdD"):
-            yield whole(found, SURE / 2, spell(re.sub(r"[^A-Za-z]", "", found[0]).upper()), mark="." * is_end)
+        degree = re.sub(r"[^A-Za-z]", "", found[0].removesuffix("s"))
+        if "." in found[0] or degree in ("PhD", "MSc", "BSc", "EdD"):
+            said = spell(degree.upper()) + "'s" * bool(found["s"])
+            yield whole(found, SURE / 2, said, mark="." * is_end)
     if found := _SHARP.match(text, at):
         yield whole(found, SURE, f"{found[0][0]} sharp")
     if found := _AND.match(text, at):
         plural = "'s" if found["s"] else ""
         yield whole(found, SURE, f"{spell(found['one'])} and {spell(found['two'])}{plural}")
-    if found := _INITIAL.match(text, at):
+    if (found := _INITIAL.match(text, at)) and not _AFTER_LABEL.search(before(text, at)):
         yield whole(found, SURE, spell(found[0][0]))
     if (found := _CAPITALS.match(text, at)) and _is_spelled(text, found):
         yield whole(found, SURE, spell(found["letters"]) + ("'s" if found["s"] else ""))
@@ -82,5 +85,7 @@ EXAMPLES = (
     ("He went to the U.S. Then he left.", "He went to the U S. Then he left."),
     ("Jan 3rd, a Ph.D.", "January third, a P H D."),
     ("DO NOT RUN", "DO NOT RUN."),
+    ("Vitamin C. Class C. Then John F. Kennedy", "Vitamin C. Class C. Then John F Kennedy."),
+    ("CEO, CFO, two PhDs", "C E O, C F O, two P H D's."),
     ("C. S. Lewis", "C S Lewis."),
 )

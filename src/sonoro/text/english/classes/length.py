@@ -1,18 +1,20 @@
 """Feet and inches by their signs or short names: 5'11", 12", 3' x 4', 211 ft 5 in, 8 x 10 in."""
 
 import re
+import unicodedata
 from collections.abc import Iterator
 
 from sonoro.text.english.line import LIKELY, SURE, Candidate, after, before
 from sonoro.text.english.numbers import decimal
 
 from .common import NUMBER, pieces, whole
-from .fraction import mixed
+from .fraction import mixed, simple
 
 STARTS = ("digit", "sign")
 
-_FEET = re.compile(r"(?P<feet>\d{1,3})\s?'\s?-?(?P<inches>\d{1,2}(?:\.\d+)?)\s?(?P<part>[½¼¾]|\d/\d{1,2})?\s?(?:\"|'')")
-_INCHES = re.compile(rf"(?P<number>{NUMBER})(?:[\s-](?P<part>\d/\d{{1,2}}))?\s?\"(?!\w)")
+_PART = r"[½⅓⅔¼¾⅛⅜⅝⅞]|\d{1,2}/\d{1,2}"
+_FEET = re.compile(rf"(?P<feet>\d{{1,3}})\s?'\s?-?(?P<inches>\d{{1,2}}(?:\.\d+)?)\s?(?P<part>{_PART})?\s?(?:\"|'')")
+_INCHES = re.compile(rf"(?:(?P<number>{NUMBER})(?![/\d]))?[\s-]?(?P<part>{_PART})?\s?\"(?!\w)")
 _OPEN_QUOTE = re.compile(r"(?:^|[\s(\[])\"(?=\w)[^\"]*$")
 _SIDES = re.compile(
     rf"(?P<one>{NUMBER})(?P<unit>['\"])?\s?(?P<by>[x×]|by)\s?(?P<two>{NUMBER})(?P<unit2>['\"])"
@@ -27,7 +29,6 @@ _INCH_WORD = re.compile(
 )
 _AFTER_FEET = re.compile(r"\d(?:\s?ft\.?|\s?feet|')\s?$")
 _IN_NUMBER = re.compile(r"[\w$£€#]$|\d[.,]$")
-_PARTS = {"½": "1/2", "¼": "1/4", "¾": "3/4"}
 
 
 def recognise(text: str, at: int) -> Iterator[Candidate]:
@@ -35,7 +36,11 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         return
     if found := _FEET.match(text, at):
         yield whole(found, SURE, f"{decimal(found['feet'])} foot {_with_part(found['inches'], found['part'])}")
-    if (found := _INCHES.match(text, at)) and not _OPEN_QUOTE.search(before(text, at, 80)):
+    if (
+        (found := _INCHES.match(text, at))
+        and (found["number"] or found["part"])
+        and not _OPEN_QUOTE.search(before(text, at, 80))
+    ):
         yield whole(found, LIKELY, _with_part(found["number"], found["part"]) + _inches(found["number"], found["part"]))
     if found := _SIDES.match(text, at):
         yield _sides(found)
@@ -49,12 +54,15 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         yield whole(found, cost, said, mark="." * is_end)
 
 
-def _with_part(number: str, part: str | None) -> str:
-    return decimal(number) + (f" and {mixed(*_PARTS.get(part, part).split('/'))}" if part else "")
+def _with_part(number: str | None, part: str | None) -> str:
+    if not part:
+        return decimal(number or "")
+    top, bottom = unicodedata.normalize("NFKD", part).replace("⁄", "/").split("/")
+    return f"{decimal(number)} and {mixed(top, bottom)}" if number else simple(top, bottom)
 
 
-def _inches(number: str, part: str | None = None) -> str:
-    return " inch" if number == "1" and not part else " inches"
+def _inches(number: str | None, part: str | None = None) -> str:
+    return " inch" if number is None or (number == "1" and not part) else " inches"
 
 
 def _sides(found: re.Match[str]) -> Candidate:
@@ -72,4 +80,5 @@ EXAMPLES = (
     ("a 3' x 4' rug, 8 x 10 in", "a three feet by four feet rug, eight by ten inches."),
     ("211 ft 5 in", "two hundred and eleven feet five inches."),
     ('6\' 2½", 3 1/2"', "six foot two and a half, three and a half inches."),
+    ('3⅛" or 7/16"', "three and one eighth inches or seven sixteenths inch."),
 )

@@ -1,6 +1,7 @@
 """Formulas: x^2 + 2x - 1, 2a - 3 = x - 1, f(x) = 5, 1-2=5, x², √2, 2*8."""
 
 import re
+import unicodedata
 from collections.abc import Iterator
 
 from sonoro.text.english.line import LIKELY, SURE, Candidate, Piece, before
@@ -12,35 +13,39 @@ from .initialism import spell
 
 STARTS = ("letter", "digit", "sign")
 
-_LETTERS = "αβγδεθλμπρστφωΔΣΩ"
+_LETTERS = "α-ωΓΔΘΛΞΠΣΦΨΩ"
 _NAMES = "sin|cos|tan|log|ln|exp|lim|max|min|mod|det"
-_TERM = rf"(?:{NUMBER}|[a-z]{{2}}(?=[²³⁰-⁹^])|(?:{_NAMES})(?![A-Za-z])|[A-Za-z](?![A-Za-z'])|[{_LETTERS}]|√)"
+_PRODUCT = r"(?!(?:is|or|in|as|to|if|at|by|an|be|it|of|on|we|no|so)[^a-z])[a-z]{2}(?=[²³⁰-⁹^]|\s?[-+*/=])"
+_TERM = rf"(?:{NUMBER}|{_PRODUCT}|(?:{_NAMES})(?![A-Za-z])|[A-Za-z](?![A-Za-z'])|[{_LETTERS}]|√)"
 _SUPER = r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]{1,6}"
+_SUB = r"[₀-₉]{1,4}"
 _OPERATOR = r"(?:<=|>=|==|!=|[-+*/=<>^×÷·±≠≤≥≈−–])"
 _FOLLOWING = (
-    rf"{_TERM}|{_SUPER}|[()](?=[\w\s()=+*/^.,;:-])|!(?=\s?[=+*/-])"
+    rf"{_TERM}|{_SUPER}|{_SUB}|[()](?=[\w\s()=+*/^.,;:-])|!(?=\s?[=+*/-])"
     rf"|\s?{_OPERATOR}\s?[-(]{{0,2}}(?=\w|√|\.\d|[{_LETTERS}])"
 )
 _FORMULA = re.compile(rf"[-(]{{0,3}}{_TERM}(?:(?>{_FOLLOWING})){{1,80}}\)?(?![\w'])")
 """A term and what can follow one: each step has one way to match, so a formula that fails at its end fails quickly."""
 
-_PIECES = re.compile(rf"{NUMBER}|(?:{_NAMES})(?![A-Za-z])|[A-Za-z{_LETTERS}]|{_SUPER}|<=|>=|==|!=|[^\w\s]")
-_POWER = re.compile(rf"(?P<base>[A-Za-z]{{1,2}}|{NUMBER})(?P<power>{_SUPER}|\^-?\d{{1,4}}|\^[A-Za-z](?![A-Za-z]))")
+_PIECES = re.compile(rf"{NUMBER}|(?:{_NAMES})(?![A-Za-z])|[A-Za-z{_LETTERS}]|{_SUPER}|{_SUB}|<=|>=|==|!=|[^\w\s]")
+_POWER = re.compile(
+    rf"(?P<base>[A-Za-z]{{1,2}}|[{_LETTERS}]|{NUMBER})(?P<power>{_SUPER}|(?:\^|\*\*)-?\d{{1,4}}|\^[A-Za-z](?![A-Za-z]))"
+)
 _CALL = re.compile(rf"(?:{_NAMES}|[fghFGHP])\((?:[a-z]|{NUMBER}|[θφ])(?:,\s?(?:[a-z]|{NUMBER})){{0,3}}\)(?![\w])")
+_STEP = re.compile(r"[ijkmnxyt]-[1-9]\d?(?!\w)|[nxyzk]/\d{1,3}(?!\w)|\d{1,3}/[nxyzk](?!\w)")
+"""n-1, x/2, 1/x: small letters that name a number."""
+
 _ROOT = re.compile(rf"√\s?(?P<of>{NUMBER}|[A-Za-z](?![A-Za-z]))")
-_PLAIN = re.compile(rf"{NUMBER}\s?(?:[+*×÷]|\s/\s)\s?{NUMBER}(?:\s?[-+*/×÷]\s?{NUMBER}){{0,20}}(?![\w])")
+_PLAIN = re.compile(rf"-?{NUMBER}\s?(?:[+*×÷−]|\s/\s)\s?{NUMBER}(?:\s?[-+*/×÷−]\s?{NUMBER}){{0,20}}(?![\w])")
 _SAID = pairs(
     "+ = plus | - = minus | − = minus | – = minus | * = times | × = times | · = times | / = over | ÷ = divided by | "
     "= = equals | == = equals | < = is less than | > = is greater than | <= = is at most | >= = is at least | "
     "!= = is not equal to | ≠ = is not equal to | ≤ = is at most | ≥ = is at least | ≈ = is about | "
     "± = plus or minus | √ = the square root of | ! = factorial | ( = , | ) = , | ^ = to the power of"
 )
-_GREEK = pairs(
-    "α = alpha | β = beta | γ = gamma | δ = delta | ε = epsilon | θ = theta | λ = lambda | μ = mu | π = pi | "
-    "ρ = rho | σ = sigma | τ = tau | φ = phi | ω = omega | Δ = delta | Σ = sigma | Ω = omega"
-)
-_DIGITS = {ord(sign): str(digit) for digit, sign in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")} | {ord("⁻"): "-"}
-_JOINED = re.compile(r"[\w.$£€'@#]$")
+_DIGITS = {ord(sign): str(n % 10) for n, sign in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹₀₁₂₃₄₅₆₇₈₉")} | {ord("⁻"): "-"}
+_INDEXED = re.compile(rf"(?P<name>[A-Za-z{_LETTERS}])(?P<index>{_SUB})(?![\w])")
+_JOINED = re.compile(r"[\w.$£€'@#]$|\w-$")
 
 
 def recognise(text: str, at: int) -> Iterator[Candidate]:
@@ -51,8 +56,12 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         yield Candidate(found.end(), SURE, tuple(_read(found[0], at)))
     if found := _PLAIN.match(text, at):
         yield Candidate(found.end(), LIKELY, tuple(_read(found[0], at, over="divided by")))
+    if found := _STEP.match(text, at):
+        yield Candidate(found.end(), SURE, tuple(_read(found[0], at)))
     if found := _POWER.match(text, at):
-        yield whole(found, LIKELY, f"{_base(found['base'])} {_power(found['power'].lstrip('^').translate(_DIGITS))}")
+        yield whole(found, LIKELY, f"{_base(found['base'])} {_power(found['power'].lstrip('^*').translate(_DIGITS))}")
+    if found := _INDEXED.match(text, at):
+        yield Candidate(found.end(), SURE, tuple(_read(found[0], at)))
     if found := _CALL.match(text, at):
         yield Candidate(found.end(), LIKELY, tuple(_read(found[0], at)))
     if found := _ROOT.match(text, at):
@@ -83,6 +92,8 @@ def _read(written: str, at: int, *, over: str = "over") -> Iterator[Piece]:
         part, start, end = found[0], at + found.start(), at + found.end()
         if part[0] in "⁰¹²³⁴⁵⁶⁷⁸⁹⁻":
             yield Piece(_power(part.translate(_DIGITS)), start, end)
+        elif part[0] in "₀₁₂₃₄₅₆₇₈₉":
+            yield Piece(cardinal(part.translate(_DIGITS)), start, end)
         elif part == "^":
             exponent = re.match(r"\^\(?(-?\d+)", written[found.start() :])
             is_named = exponent is not None and exponent[1] in ("2", "3")
@@ -100,16 +111,21 @@ def _read(written: str, at: int, *, over: str = "over") -> Iterator[Piece]:
             yield Piece("divided by" if is_numeric else over, start, end)
         elif part in _SAID:
             yield Piece(_SAID[part], start, end)
-        elif part in _GREEK:
-            yield Piece(_GREEK[part], start, end)
         elif part[0].isdecimal() or part[0] == ".":
             yield Piece(decimal(part), start, end)
         elif part[0].isalpha():
-            yield Piece(part if len(part) > 1 else spell(part), start, end)
+            yield Piece(_letter(part), start, end)
+
+
+def _letter(name: str) -> str:
+    """A variable by the name of its letter, a function by its own."""
+    if not name.isascii():
+        return unicodedata.name(name[0]).split()[-1].lower()
+    return spell(name) if len(name) < 3 else name
 
 
 def _base(base: str) -> str:
-    return decimal(base) if base[0].isdecimal() or base[0] == "." else base if len(base) > 1 else spell(base)
+    return decimal(base) if base[0].isdecimal() or base[0] == "." else _letter(base)
 
 
 def _power(exponent: str) -> str:
@@ -126,6 +142,9 @@ EXAMPLES = (
     ("1-2=5 and y=x +1", "one minus two equals five and y equals x plus one."),
     ("5², x³, 10⁶ and 2^8", "five squared, x cubed, ten to the power of six and two to the power of eight."),
     ("2*8, 2+3", "two times eight, two plus three."),
+    ("y = mx + b; n-1 of 1/x", "y equals m x plus b, n minus one of one over x."),
+    ("χ² and 10**6", "chi squared and ten to the power of six."),
+    ("x₁ + x₂ = 3; 6−1, -5+3", "x one plus x two equals three, six minus one, minus five plus three."),
     ("√2", "the square root of two."),
     ("E = mc²", "E equals m c squared."),
 )

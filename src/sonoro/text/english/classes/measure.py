@@ -7,7 +7,7 @@ from sonoro.text.english.line import LIKELY, SURE, Candidate, after, before
 from sonoro.text.english.numbers import decimal
 from sonoro.text.english.tables import listed
 
-from .common import NUMBER, SCALE, pieces, whole
+from .common import LABELS, NUMBER, SCALE, pieces, whole
 from .fraction import mixed, simple
 from .units import unit
 
@@ -27,20 +27,19 @@ _FORM = re.compile(
 _ALONE_PER = re.compile(
     rf"(?P<number>{NUMBER})\s?(?P<per>/)\s?(?P<under>kg|lb|km[23²³]?|mi|m[23²³]|min|hr|h|wk|mo|yr|ml|mL|L|oz|day|hour|minute|second|month|year|week)(?![\w/])"
 )
+_STONE = re.compile(r"(?P<number>\d{1,3})\s?(?P<symbol>st)(?=\s?\d{1,2}\s?lbs?\b)")
 _BARE = re.compile(
     r"(?P<symbol>[A-Za-z]{1,3})/(?P<under>s|h|hr|min|m[23²³]|km[23²³]|dL|mL|L|kg)(?P<power>\^?[23]|[²³])?(?![\w/^])"
     r"|(?P<length>km|cm|mm|ft|mi|m)(?P<square>[²³])(?![\w/])"
 )
-_LETTERS = frozenset("MBbTxKkCFANGds")
+_LETTERS = frozenset("MBbTxKkCFAHNGds")
 """Letters that are magnitudes, names or labels more often than units."""
 
 _AFTER_LETTER = re.compile(
     r"\s*(?:$|[,;:)]|\.(?:\s|$)(?! ?[A-Z]\w* (?:St|Ave|Rd)))"
     r"| (?:and|or|to|at|of|fuses?|breakers?|currents?|circuits?|chargers?|supply)\b"
 )
-_LABELLED = re.compile(
-    r"(?i)\b(?:grade|class|room|level|type|row|seat|gate|section|unit|apartment|appendix|number|no\.?|vitamin) $"
-)
+_LABELLED = re.compile(rf"\b{LABELS} $")
 _POWERS = {"²": "square", "2": "square", "³": "cubic", "3": "cubic"}
 _SHORT_WORDS = listed("in a at as am pm do me us to or by no it is be we he bar mil mo ha pt cal sec")
 _JOINED = re.compile(r"[\w/]$")
@@ -55,6 +54,8 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     is_sign = not text[at].isdecimal()
     if re.search(r"[\d$£€#]$|\d[.,]$" if not is_sign else r"[\w)]$|[\d)]\s$", context):
         return
+    if found := _STONE.match(text, at):
+        yield pieces(found, SURE, (decimal(found["number"]), "number"), ("stone", "symbol"))
     if found := _ALONE_PER.match(text, at):
         power = _POWERS.get(found["under"][-1], "")
         names = unit(found["under"].rstrip("23²³")) or (found["under"], found["under"])
@@ -168,5 +169,6 @@ EXAMPLES = (
     ("41,459.00 km³", "forty one thousand four hundred and fifty nine point zero zero cubic kilometers."),
     ("3 mbps", "three megabits per second."),
     ("in km/h or m²", "in kilometers per hour or square meters."),
+    ("12st 7lb", "twelve stone seven pounds."),
     ("1/2 tsp", "one half teaspoon."),
 )

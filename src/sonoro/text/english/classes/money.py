@@ -13,7 +13,7 @@ from .units import SMALL, currency, names
 STARTS = ("sign", "digit", "letter")
 
 _SIGN = r"(?P<sign>[$£€¥₹₩₽₺₫₪₿]|Rs\.?(?=\s?\d))"
-_SCALE = r"(?:\s?(?P<scale>(?i:hundred|thousand|million|billion|trillion|bn|tn|mn|mio)|[kKmMbBtT])(?![\w]))"
+_SCALE = r"(?:\s?(?P<scale>(?i:hundred|thousand|million|billion|trillion|lakh|crore|bn|tn|mn|mio)|[kKmMbBtT])(?![\w]))"
 _AMOUNT = rf"(?P<amount>{NUMBER})"
 _PREFIXED = re.compile(
     rf"(?P<minus>-)?(?P<land>(?:US|U\.S\.|CA|AU|NZ|HK|C|A|R)\s?(?=\$))?{_SIGN}\s?(?P<inner>-)?{_AMOUNT}{_SCALE}?(?!\d)(?:\s(?P<code>USD|GBP|EUR|CAD|AUD)\b)?"
@@ -133,13 +133,13 @@ def _range(found: re.Match[str]) -> Candidate:
 
 
 def _with_period(text: str, made: Candidate, cost: float | None = None) -> Candidate:
-    """`made`, and the time or measure behind a slash that it is for."""
+    """`made`, and the times or measures behind slashes that it is for."""
     cost = made.cost if cost is None else cost
-    found = _PER.match(text, made.end)
-    if found is None:
-        return Candidate(made.end, cost, made.pieces)
-    per = whole(found, 0.0, f"per {_PERIODS.get(found['per'], found['per'])}")
-    return Candidate(per.end, cost, (*made.pieces, *per.pieces))
+    end, parts = made.end, list(made.pieces)
+    while found := _PER.match(text, end):
+        end = found.end()
+        parts += whole(found, 0.0, f"per {_PERIODS.get(found['per'], found['per'])}").pieces
+    return Candidate(end, cost, tuple(parts))
 
 
 EXAMPLES = (
@@ -155,6 +155,10 @@ EXAMPLES = (
     ("$.01, $20.506", "one cent, twenty point five zero six dollars."),
     ("2.500,00 € or 19,99 EUR", "two thousand five hundred euros or nineteen point nine nine euros."),
     ("$-5 and -$5", "minus five dollars and minus five dollars."),
+    (
+        "$10/user/mo, ₹1,50,000, Rs 2.5 crore",
+        "ten dollars per user per month, one hundred and fifty thousand rupees, two point five crore rupees.",
+    ),
     ("a $5 bill, $100 USD", "a five dollar bill, one hundred U S dollars."),
     ("50 GBP", "fifty British pounds."),
 )

@@ -40,7 +40,7 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         said, era = _era(found)
         yield pieces(found, LIKELY, era, said)
     if found := _ABBREVIATED.match(text, at):
-        yield pieces(found, SURE, (_ABBREVIATIONS[found["word"]], "word"))
+        yield pieces(found, SURE / 4, (_ABBREVIATIONS[found["word"]], "word"))
     if found := _FISCAL.match(text, at):
         yield pieces(found, SURE, ("F Y", "fy"), (_short_year(found["year"]), "year"))
 

@@ -12,12 +12,12 @@ STARTS = ("digit",)
 
 _RANGE = re.compile(rf"(?P<low>{NUMBER})(?P<to>-|–|—|--)(?P<high>{NUMBER})(?![\w%]|[-–.]\d)")
 _SPACED = re.compile(rf"(?P<low>{NUMBER})(?P<to>\s(?:-|–|—|--)\s)(?P<high>{NUMBER})(?![\w]|[.,]\d|\s?[-=+*/])")
-_RATIO = re.compile(r"(?P<low>\d{1,4}):(?P<high>\d{1,4})(?![\d:]|[.,]\d)")
+_RATIO = re.compile(r"(?P<low>\d{1,4}):(?P<high>\d{1,4})(?::(?P<third>\d{1,4}))?(?![\d:]|[.,]\d)")
 _TIMES = re.compile(
     rf"(?P<low>{NUMBER})\s?(?P<by>[x×])\s?(?P<high>{NUMBER})(?:\s?(?P<by2>[x×])\s?(?P<third>{NUMBER}))?(?P<s>s)?(?![\w])"
 )
 _SCREEN = re.compile(r"(?!\d00|\d+000)\d{3,4}\s?[x×]\s?\d{3,4}")
-_FACTOR = re.compile(rf"(?P<number>{NUMBER})(?P<x>[x×])(?![\w])")
+_FACTOR = re.compile(rf"(?:(?P<low>{NUMBER})(?P<to>-|–))?(?P<number>{NUMBER})(?P<x>[x×])(?![\w])")
 _IN_NUMBER = re.compile(r"[\d$£€]$|\d[.,/:]$|\w-$")
 
 
@@ -25,14 +25,15 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     if _IN_NUMBER.search(before(text, at, 2)):
         return
     if found := _RANGE.match(text, at):
-        is_padded = found["low"][0] == "0" or (found["high"][0] == "0" and len(found["high"]) > 1)
+        is_padded = re.match(r"0\d", found["low"]) or (found["high"][0] == "0" and len(found["high"]) > 1)
         if not is_padded:
             yield _joined(found, POSSIBLE, "to")
     if found := _SPACED.match(text, at):
         is_rising = float(found["low"].replace(",", "")) < float(found["high"].replace(",", ""))
         yield _joined(found, POSSIBLE, "to" if is_rising or "-" not in found["to"] else "minus")
     if found := _RATIO.match(text, at):
-        yield pieces(found, LIKELY, (f"{decimal(found['low'])} to", "low"), (decimal(found["high"]), "high"))
+        last = [(f"to {decimal(found['third'])}", "third")] if found["third"] else []
+        yield pieces(found, LIKELY, (f"{decimal(found['low'])} to", "low"), (decimal(found["high"]), "high"), *last)
     if (found := _TIMES.match(text, at)) and found["low"] != "0":
         is_screen = _SCREEN.fullmatch(found[0]) is not None
         say = grouped if is_screen else decimal
@@ -46,9 +47,9 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
             *third,
         )
     if found := _FACTOR.match(text, at):
-        yield pieces(
-            found, SURE, (decimal(found["number"]), "number"), ("times" if found["number"] != "1" else "time", "x")
-        )
+        low = [(decimal(found["low"]), "low"), ("to", "to")] if found["low"] else []
+        times = "times" if found["number"] != "1" else "time"
+        yield pieces(found, SURE, *low, (decimal(found["number"]), "number"), (times, "x"))
 
 
 def _joined(found: re.Match[str], cost: float, said: str) -> Candidate:
@@ -59,7 +60,7 @@ EXAMPLES = (
     ("pages 10-20", "pages ten to twenty."),
     ("170 - 200 or 5 - 3", "one hundred and seventy to two hundred or five minus three."),
     ("a ratio of 16:9", "a ratio of sixteen to nine."),
-    ("a 2x8 board, 2.5x faster", "a two by eight board, two point five times faster."),
+    ("a 2x8 board, 2.5x or 2-3x faster", "a two by eight board, two point five times or two to three times faster."),
     ("1920x1080", "nineteen twenty by ten eighty."),
     ("two 2x4s", "two two by fours."),
 )

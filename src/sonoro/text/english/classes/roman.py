@@ -28,7 +28,7 @@ _FIRST_NAMES = (
 _NUMBERED = (
     "Act|Annex|Apollo|Appendix|Article|Book|Canto|Chapter|Class|Division|Episode|Figure|Grade|Group|Level|Mark|Module|Part|Phase|Round|"
     "Scene|Schedule|Season|Section|Stage|Super Bowl|Table|Tier|Title|Type|Unit|Vatican|Volume|"
-    r"Vol\.?|Ch\.?|Sec\.?|Art\.?|Fig\.?|Pt\.?|Zone|World War"
+    r"Vol\.?|Ch\.?|Sec\.?|Art\.?|Fig\.?|Pt\.?|Zone|World War|Page|Chap\.?"
 )
 _NUMERAL = r"(?=[IVXLC])(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})"
 _TOKEN = re.compile(
@@ -52,7 +52,12 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         yield whole(found, SURE, cardinal(str(_value(_ascii(found["numeral"])))))
         return
     found = _TOKEN.match(text, at)
-    if found is None or _JOINED.search(before(text, at, 1)) or not _is_valid(found["numeral"]):
+    if (
+        found is None
+        or _JOINED.search(before(text, at, 1))
+        or not _is_valid(found["numeral"])
+        or found[0] in ("C", "D", "L", "M")
+    ):
         return
     numeral, context = found["numeral"], before(text, at, 60)
     value = str(_value(numeral))

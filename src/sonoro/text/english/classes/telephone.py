@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from sonoro.text.english.line import SURE, Candidate, Piece, before
 from sonoro.text.english.numbers import digits
 
-from .common import whole
+from .common import pieces, whole
 
 STARTS = ("digit", "sign")
 
@@ -21,6 +21,7 @@ _FORMS = (
 )
 _LETTERED = re.compile(r"1-8\d\d-(?=[\d-]{0,12}[A-Z])[A-Z\d]{1,12}(?:-[A-Z\d]{1,12}){0,4}(?![\w-])")
 _ADDRESS = re.compile(r"(?:\d{1,3}\.){3}\d{1,3}(?::(?P<port>\d{1,5}))?(?P<mask>/\d{1,2})?(?!\w|\.\d)")
+_EXTENSION = re.compile(r",?\s?(?P<word>x|[Ee]xt\.?)\s?(?P<number>\d{1,6})\b")
 _GROUP = re.compile(r"\d+|[A-Z]+|X")
 _JOINED = re.compile(r"[\w.,$£€-]$")
 
@@ -34,7 +35,12 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         yield _grouped(found, _spoken)
     for form in _FORMS:
         if (found := form.match(text, at)) and found[0][-1] != "(":
-            yield _grouped(found, digits)
+            made = _grouped(found, digits)
+            extension = _EXTENSION.match(text, made.end)
+            yield made
+            if extension:
+                more = pieces(extension, 0.0, ("extension", "word"), (digits(extension["number"]), "number"))
+                yield Candidate(more.end, made.cost, (*made.pieces, *more.pieces))
 
 
 def _grouped(found: re.Match[str], say: Callable[[str], str]) -> Candidate:
@@ -73,6 +79,7 @@ def _ip(found: re.Match[str]) -> str:
 
 EXAMPLES = (
     ("Call 555-1234.", "Call five five five, one two three four."),
+    ("555-0100 x123", "five five five, zero one zero zero extension one two three."),
     ("+44 20 7946 0018", "plus four four, two zero, seven nine four six, zero zero one eight."),
     ("(123) 123-5678", "one two three, one two three, five six seven eight."),
     ("1-800-GO-2-HAUL", "one, eight hundred, Go, two, HAUL."),

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from sonoro.text.english.line import LIKELY, SURE, Candidate, after, before
-from sonoro.text.english.numbers import cardinal
+from sonoro.text.english.numbers import cardinal, count, decimal
 
 from .common import DASH, before_capital, pieces
 
@@ -13,8 +13,9 @@ STARTS = ("digit", "letter")
 _HALF = r"(?P<half>[aApP])\.?\s?[mM](?![a-zA-Z])(?P<dot>\.)?"
 _ZONE = r"(?:\s?\(?(?P<zone>(?i:[ecmp][sd]t|gmt|utc|[ecmp]\.[sd]\.t\.?|cet|cest|bst|ist|jst|et|pt)(?![A-Za-z]))\)?)"
 _CLOCK = re.compile(
-    rf"(?P<hour>[01]?\d|2[0-4])(?::(?P<minute>[0-5]\d)(?::(?P<second>[0-5]\d)(?:\.\d+)?)?)(?![\d:])(?:\s?{_HALF})?{_ZONE}?(?P<z>Z\b)?"
+    rf"(?P<hour>[01]?\d|2[0-4])(?::(?P<minute>[0-5]\d)(?::(?P<second>[0-5]\d)(?:\.\d+)?)?)(?!\d|:|\.\d)(?:\s?{_HALF})?{_ZONE}?(?P<z>Z\b|(?:(?<=T\d\d:\d\d)|(?<=T\d\d:\d\d:\d\d))[+-]\d\d:?\d\d\b)?"
 )
+_LAP = re.compile(r"(?P<minute>\d{1,2}):(?P<second>[0-5]\d)\.(?P<part>\d{1,3})(?![\w:]|\.\d)")
 _DOTTED = re.compile(rf"(?P<hour>1[0-2]|0?[1-9])\.(?P<minute>[0-5]\d)(?P<second>)\s?{_HALF}{_ZONE}?(?P<z>)")
 _HOUR = re.compile(rf"(?P<hour>1[0-2]|0?[1-9])(?P<minute>)(?P<second>)\s?{_HALF}{_ZONE}?(?P<z>)")
 _TO = re.compile(rf"{DASH}(?=\d{{1,2}}(?::[0-5]\d)?\s?(?:[ap]\.?m\b|$|[.,;](?!\d)|[^\w.,:;%-]))", re.IGNORECASE)
@@ -22,6 +23,7 @@ _BARE = re.compile(
     rf"(?P<hour>1[0-2]|[1-9])(?::(?P<minute>[0-5]\d))?(?P<to>{DASH})(?=(?:1[0-2]|0?[1-9])(?::[0-5]\d)?\s?[ap]\.?\s?m\b)",
     re.IGNORECASE,
 )
+_MILITARY = re.compile(r"(?P<hour>[01]\d|2[0-4])(?P<minute>[0-5]\d)(?P<unit>\s?(?:hours|hrs?)\b)")
 _DURATION = re.compile(
     r"(?:(?P<d>\d+)\s?d(?:ays?)?,?\s?)?(?:(?P<h>\d+)\s?h(?:(?:ou)?rs?)?,?\s?)?(?:(?P<m>\d+)\s?m(?:in(?:ute)?s?)?,?\s?)?(?:(?P<s>\d+)\s?s(?:ec(?:ond)?s?)?)?(?![\w])"
 )
@@ -41,6 +43,14 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     for form in (_CLOCK, _DOTTED, _HOUR):
         if found := form.match(text, at):
             yield _time(text, found)
+    if found := _LAP.match(text, at):
+        second = decimal(f"{int(found['second'])}.{found['part']}")
+        minutes = count(found["minute"], "minute", "minutes")
+        yield pieces(found, SURE, (minutes, "minute"), (second, "second"), ("seconds", "part"))
+    if found := _MILITARY.match(text, at):
+        hour = _minutes(found["hour"]) if found["hour"] != "00" else "zero"
+        minute = "hundred" if found["minute"] == "00" else _minutes(found["minute"])
+        yield pieces(found, SURE / 2, (hour, "hour"), (minute, "minute"), ("hours", "unit"))
     if found := _BARE.match(text, at):
         minute = f" {_minutes(found['minute'])}" if found["minute"] and found["minute"] != "00" else ""
         yield pieces(found, LIKELY, (cardinal(found["hour"]) + minute, "hour"), ("to", "to"))
@@ -72,13 +82,22 @@ def _time(text: str, found: re.Match[str]) -> Candidate:
         zone = [letter for letter in found["zone"].upper() if letter.isalpha()]
         parts.append((" ".join(zone), "zone"))
     if found["z"]:
-        parts.append(("U T C", "z"))
+        parts.append(("U T C" + _offset(found["z"]), "z"))
     is_end = found[0].endswith(".") and (not after(text, found.end()).strip() or _is_end(text, found.end()))
     to = _TO.match(text, found.end())
     if to is None:
         return pieces(found, SURE, *parts, mark="." * is_end)
     made = pieces(found, SURE, *parts)
     return Candidate(to.end(), SURE, (*made.pieces, *pieces(to, SURE, ("to", 0)).pieces))
+
+
+def _offset(zone: str) -> str:
+    """Z is UTC itself; +05:30 five thirty after it."""
+    if zone == "Z":
+        return ""
+    hour, minute = zone[1:3], zone[-2:]
+    sign = "plus" if zone[0] == "+" else "minus"
+    return f" {sign} {cardinal(str(int(hour)))}{'' if minute == '00' else ' ' + _minutes(minute)}"
 
 
 _AFTER_TIME = re.compile(
@@ -111,6 +130,8 @@ EXAMPLES = (
     ("open 9-5pm", "open nine to five p m."),
     ("1.59 p.m. est", "one fifty nine p m E S T."),
     ("1h30m; 2h 45min; 1d 4h", "one hour thirty minutes, two hours forty five minutes, one day four hours."),
+    ("at 0600 hours, 1430 hrs", "at oh six hundred hours, fourteen thirty hours."),
+    ("a lap of 2:05.37", "a lap of two minutes five point three seven seconds."),
     ("left at 5 p.m. He went", "left at five p m. He went."),
     ("at 5 p.m. Monday", "at five p m Monday."),
 )
