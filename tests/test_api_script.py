@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 from processes import Run, sonoro
 from sine_models import ShownSineModel
@@ -13,6 +14,7 @@ from sonoro.api import speech_request
 from sonoro.cli import say as cli_say
 from sonoro.core.errors import InvalidRequest
 from sonoro.models.base import LoadedModel
+from sonoro.text.script import Cue, dialogue
 
 __all__ = ["sonoro"]
 
@@ -75,3 +77,18 @@ def test_say_takes_markup_and_lexicons(sonoro: Run, monkeypatch: pytest.MonkeyPa
     code, _, err = sonoro("say", text, "--out", "out.wav")
     assert code != 0
     assert "emphasis" in err
+
+
+def test_a_play_is_spoken_by_its_cast(sonoro: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli_say, "_load", lambda options, quantization: sine_model())
+    Path("play.txt").write_text("ALICE: Good day.\nBOB: And you.\n" * 20)
+    code, out, err = sonoro("say", "--file", "play.txt", "--cast", "ALICE=high,BOB=low", "--out", "out.wav")
+    assert (code, err) == (0, ""), out
+    with TTS(sine_model(), config={"slots": 2}) as tts:
+        cues = [Cue("Good day.", "high"), Cue("And you.", "low")] * 20
+        audio = tts.generate(dialogue(cues), markup="voices")
+    assert abs(len(soundfile.read("out.wav")[0]) - len(audio)) == 0
+    assert abs(len(audio) - 80 * 17 * 20 - 39 * 2400) <= 40 * 3
+    code, _, err = sonoro("say", "EVE: Hi.", "--cast", "ALICE=high")
+    assert code != 0
+    assert "EVE" in err

@@ -102,3 +102,24 @@ def test_voices_change_within_a_text() -> None:
             check_error(await answer(server, "[voice:x]Hi", allow_voice_tags=True), 404, "voice")
 
     run(ask())
+
+
+def test_a_dialogue_of_inputs_is_its_lines_with_pauses() -> None:
+    lines = [("high", "Good day to you."), ("low", "And you, my friend."), ("high", "Well.")] * 13 + [("low", "Bye.")]
+    inputs = [{"voice": voice, "text": text} for voice, text in lines]
+
+    async def ask() -> None:
+        async with serving("shown") as server:
+            body = {"inputs": inputs, "response_format": "pcm", "pause_between": 0.5}
+            sent = await server.http.post(SPEECH, json=body)
+            assert sent.status_code == 200, sent.text
+            letters = sum(len(text) for _, text in lines)
+            assert abs(len(sent.content) / 2 - 80 * letters - 39 * 4000) <= 40 * 3
+            both = await server.http.post(SPEECH, json={**body, "input": "Hi."})
+            check_error(both, 400, "inputs")
+            turns = [{"voice_id": f"stranger {voice}", "text": text} for voice, text in lines]
+            path = "/v1/text-to-dialogue/stream?output_format=pcm_8000"
+            other = await server.http.post(path, json={"inputs": turns, "model_id": "eleven_v3"})
+            assert abs(len(other.content) / 2 - 80 * letters - 39 * 2400) <= 40 * 3
+
+    run(ask())

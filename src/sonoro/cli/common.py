@@ -46,6 +46,18 @@ MarkupOption = Annotated[
 OnMarkupOption = Annotated[
     str | None, typer.Option("--on-markup", help="for markup that the model cannot honour: refuse or plain")
 ]
+
+
+def _cast(text: str) -> dict[str, str]:
+    pairs = [pair.partition("=") for pair in text.split(",")]
+    if not all(name.strip() and voice.strip() for name, _, voice in pairs):
+        raise InvalidRequest("cast", text, 'it must be names with voices, as "ALICE=nora,BOB=hugh"')
+    return {name.strip(): voice.strip() for name, _, voice in pairs}
+
+
+Cast = Annotated[
+    Any, typer.Option("--cast", parser=_cast, metavar="NAME=VOICE,...", help="the text is a play of lines NAME: ...")
+]
 Lexicons = Annotated[
     list[Path] | None, typer.Option("--lexicon", help="file with how words are said: PLS, JSON, or lines word=alias")
 ]

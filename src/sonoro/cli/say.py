@@ -29,6 +29,7 @@ from sonoro.core.errors import InvalidReference, InvalidRequest, OutputError
 from sonoro.core.events import Fault, Word
 from sonoro.core.script import shown
 from sonoro.core.types import Finished, OptionValue, SpeechRequest
+from sonoro.text.script.dialogue import dialogue, read_play
 
 if TYPE_CHECKING:
     from sonoro.models.base import LoadedModel
@@ -87,6 +88,7 @@ def say(
     markup: common.MarkupOption = None,
     on_markup: common.OnMarkupOption = None,
     lexicon: common.Lexicons = None,
+    cast: common.Cast = None,
     instructions: Annotated[str | None, typer.Option(help="how to speak, or who speaks, in words")] = None,
     ref_audio: Annotated[Path | None, typer.Option(help="recording of the voice to clone")] = None,
     ref_text: Annotated[str | None, typer.Option(help="transcript of --ref-audio")] = None,
@@ -163,8 +165,11 @@ def _request(options: Any) -> SpeechRequest:
     """The request of `say`'s `options`. Reproducible: the same options give the same file."""
     given = {name: value for name, value in vars(options).items() if name in RequestFields.__annotations__}
     given["options"] = _options(options.option or [])
+    text = read_text(options.text, options.file)
+    if options.cast is not None:
+        text, given["markup"] = dialogue(read_play(text, options.cast)), given["markup"] or "voices"
     try:
-        request = speech_request(read_text(options.text, options.file), options.voice, **given)
+        request = speech_request(text, options.voice, **given)
     except InvalidReference as error:
         from sonoro.models import registry
 

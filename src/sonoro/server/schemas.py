@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, Self, TypeVar, get_args
 
 import numpy as np
 from pydantic import BaseModel, Field, JsonValue, ValidationError, model_validator
@@ -32,6 +32,7 @@ from sonoro.core.types import (
 from sonoro.server.config import OPENAI_VOICES
 from sonoro.server.recordings import Recordings
 from sonoro.text.script import Lexicon, lexicon_of, scripted
+from sonoro.text.script.dialogue import BETWEEN_S, MAX_CUES, Cue, dialogue
 from sonoro.transport.encoded_voice import VoiceFacts
 
 logger = logging.getLogger(__name__)
@@ -79,6 +80,14 @@ class SpokenReference(BaseModel, strict=True):
 
     audio: str = Field(description="as ref_audio")
     text: str | None = Field(None, description="as ref_text")
+
+
+class SpokenInput(BaseModel, strict=True, extra="forbid"):
+    """What one speaker of a dialogue says."""
+
+    text: str
+    voice: str | None = Field(None, description="a voice of the model, or an alias; in all inputs or in none")
+    speed: float = Field(1.0, ge=MIN_SPEED, le=MAX_SPEED)
 
 
 class WithoutNulls(BaseModel):
@@ -139,6 +148,12 @@ class SpeechBody(WithoutNulls, strict=True, extra="allow", allow_inf_nan=False):
         description="for markup that the model cannot honour: refuse the input, or speak its plain text",
         json_schema_extra=_or_null("refuse", "plain"),
     )
+    inputs: list[SpokenInput] | None = Field(
+        None, min_length=1, max_length=MAX_CUES, description="a dialogue, in place of input"
+    )
+    pause_between: float = Field(
+        BETWEEN_S, description="seconds between two inputs", json_schema_extra={"type": ["number", "null"]}
+    )
     allow_voice_tags: bool | None = Field(None, description="true: as markup voices")
     lexicons: list[dict[str, JsonValue] | list[JsonValue]] | None = Field(
         None, max_length=8, description="how words are said: lists of rules, or aliases by word"
@@ -178,6 +193,22 @@ class SpeechBody(WithoutNulls, strict=True, extra="allow", allow_inf_nan=False):
     )
     stream: bool | None = Field(None, description="ignored: the audio is always streamed")
     initial_codec_chunk_frames: int | None = _number("ignored: the server's configuration decides", 1, None)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_input(cls, fields: Any) -> Any:
+        """Give a dialogue a text."""
+        is_dialogue = isinstance(fields, dict) and fields.get("inputs") is not None
+        return {"input": "", **fields} if is_dialogue else fields
+
+    @model_validator(mode="after")
+    def _of_inputs(self) -> Self:
+        """Make the text of a dialogue. Raises `InvalidRequest`."""
+        if self.inputs is not None:
+            if self.input:
+                raise InvalidRequest("inputs", f"{len(self.inputs)} given", "give input or inputs, not both")
+            self.input = dialogue([Cue(one.text, one.voice, one.speed) for one in self.inputs], self.pause_between)
+        return self
 
 
 class BatchBody(BaseModel, strict=True, extra="allow", allow_inf_nan=False):
@@ -325,7 +356,8 @@ def script_of(body: SpeechBody, spec: ModelSpec, aliases: Mapping[str, str]) -> 
 
 
 def _markup(body: SpeechBody) -> Markup:
-    return "voices" if body.allow_voice_tags and body.markup == "auto" else body.markup
+    has_voices = body.allow_voice_tags or body.inputs is not None
+    return "voices" if has_voices and body.markup == "auto" else body.markup
 
 
 def _lexicons(body: SpeechBody) -> list[Lexicon]:

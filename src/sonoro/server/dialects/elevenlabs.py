@@ -5,8 +5,9 @@ character sent before, or with `sync_alignment` from the start of the context; a
 that time a word only when a space follows."""
 
 import base64
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -28,6 +29,7 @@ from sonoro.server.errors import Refusal, refusal
 from sonoro.server.schemas import parse
 from sonoro.server.service import Service
 from sonoro.server.timeline import Timed, TimedBody
+from sonoro.text.script.dialogue import MAX_CUES, Cue
 
 
 def _refusal(refused: Refusal, request_id: str) -> Response:
@@ -225,6 +227,28 @@ def _asked(dialect: Dialect, request: Request, payload: bytes) -> Asked:
     return Asked(body.text, voice, language, speed, seed, audio, sent, with_words=is_timed, markup="tags")
 
 
+class _Turn(Message):
+    text: str
+    voice_id: str | None = None
+
+
+class _Dialogue(Message):
+    inputs: list[_Turn] = Field(min_length=1, max_length=MAX_CUES)
+    language_code: str | None = None
+    seed: int | None = None
+
+
+def _asked_dialogue(known: Collection[str], own: Sequence[str], request: Request, payload: bytes) -> Asked:
+    """The dialogue in the body of `request`. Voices that are not `known` are the model's `own` in turn: clients name
+    those of another server."""
+    body = parse(_Dialogue, payload)
+    audio = audio_format(request.query_params.get("output_format", "mp3_44100_128"))
+    others = dict.fromkeys(turn.voice_id for turn in body.inputs if (turn.voice_id or "").lower() not in known)
+    cast = dict(zip(others, itertools.cycle(own), strict=False)) if own else dict.fromkeys(others)
+    cues = [Cue(turn.text, cast.get(turn.voice_id, turn.voice_id)) for turn in body.inputs]
+    return Asked("", None, body.language_code, 1.0, body.seed, audio, markup="tags", inputs=cues)
+
+
 def _described(name: str) -> dict[str, Any]:
     return {"voice_id": name, "name": name, "category": "premade", "labels": {}, "description": None}
 
@@ -244,6 +268,10 @@ def routes(service: Service) -> Sequence[BaseRoute]:
 
     async def convert(request: Request) -> Response:
         return await dialect.speak(request, partial(_asked, dialect, request))
+
+    async def converse(request: Request) -> Response:
+        known = {*await dialect.voices(request), *service.voices.aliases}
+        return await dialect.speak(request, partial(_asked_dialogue, known, service.speech.spec().voices, request))
 
     async def voices(request: Request) -> Response:
         wanted, names = request.query_params.get("search", "").lower(), await dialect.voices(request)
@@ -271,6 +299,8 @@ def routes(service: Service) -> Sequence[BaseRoute]:
     speak = "/v1/text-to-speech/{voice}"
     for path in ("", "/stream", "/with-timestamps", "/stream/with-timestamps"):
         dialect.http("POST", speak + path, convert)
+    for path in ("", "/stream"):
+        dialect.http("POST", "/v1/text-to-dialogue" + path, converse)
     for path, answer in (("/v1/voices", voices), ("/v2/voices", voices), ("/v1/voices/{voice}", voice)):
         dialect.http("GET", path, answer)
     for path in ("/v1/user", "/v1/user/subscription"):

@@ -26,6 +26,7 @@ from sonoro.server.service import Service
 from sonoro.server.stream import AudioBody, Speech
 from sonoro.server.timeline import Timeline
 from sonoro.server.websocket_session import WebSocketSession
+from sonoro.text.script.dialogue import Cue, dialogue
 
 LANGUAGES = {
     **{"zh": "chinese", "en": "english", "de": "german", "it": "italian", "pt": "portuguese", "es": "spanish"},
@@ -52,6 +53,8 @@ class Asked:
     """The response body; None for the audio itself."""
     with_words: bool = False
     markup: Markup = "auto"
+    inputs: Sequence[Cue] = ()
+    """A dialogue in place of the text."""
 
 
 class Dialect:
@@ -104,7 +107,7 @@ class Dialect:
     def body_of(self, asked: Asked) -> SpeechBody:
         """`asked` as the body of a native request. Raises `InvalidRequest` and `NotReady`."""
         fields = {
-            "input": asked.text,
+            "input": dialogue(asked.inputs) if asked.inputs else asked.text,
             "voice": asked.voice or None,
             "language": language_of(asked.language, self.service.speech.spec()),
             "speed": min(max(asked.speed, MIN_SPEED), MAX_SPEED),

@@ -12,12 +12,13 @@ from sonoro.core.script import Script, at_speed
 from sonoro.core.types import Markup, ModelSpec, SpeechRequest
 
 from . import ssml, tags
+from .dialogue import Cue, dialogue
 from .lexicon import MAX_LEXICONS, Lexicon, Rule
 from .lexicon_files import lexicon_of, read_lexicon
 from .lines import Delivery, script_of
 from .marked import Marked
 
-__all__ = ["Delivery", "Lexicon", "Rule", "lexicon_of", "read_lexicon", "read_script", "scripted"]
+__all__ = ["Cue", "Delivery", "Lexicon", "Rule", "dialogue", "lexicon_of", "read_lexicon", "read_script", "scripted"]
 
 
 def scripted(
