@@ -142,11 +142,11 @@ def next_piece(pieces: Pieces) -> AudioPiece | Finished:
 
 def at_speed(speed: float, pieces: Pieces, sample_rate: int) -> Pieces:
     """Change the tempo of `pieces`. Raises `InvalidRequest` for an invalid speed."""
+    if speed == 1:
+        return (yield from pieces)
     from sonoro.audio.encoders import Encoder
 
     with Encoder("pcm", sample_rate, speed=speed) as encoder:
-        if speed == 1:
-            return (yield from pieces)
         index = characters = 0
         words: tuple[Word, ...] | None = None
         while True:

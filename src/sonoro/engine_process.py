@@ -34,14 +34,11 @@ from sonoro.models.base import LoadedModel
 from sonoro.runtime.kernels import card
 from sonoro.runtime.memory import device_memory, map_in_pieces
 from sonoro.runtime.phases import Phases
+from sonoro.runtime.threads import spare_threads
 from sonoro.transport.channel import WorkerLink, remove_endpoint
 from sonoro.transport.messages import DEFAULT_FACTORY, Fatal, WorkerSettings
 
 logger = logging.getLogger(__name__)
-
-SMALL_MODEL_PARAMETERS = 50_000_000
-"""Smaller models run best on one CPU thread: a second gains little (built-in voice, two cores: RTF .33 to .27),
-and on shared cores the two wait for each other (RTF .39 with one, 9 with two)."""
 
 CANNOT_START, BROKEN = 2, 1
 
@@ -141,7 +138,7 @@ def load(settings: WorkerSettings) -> LoadedModel:
     if settings.config.quantization != "none":
         how["quantization"] = settings.config.quantization
     loaded: LoadedModel = factory(settings.model, **how)
-    spare_threads(loaded)
+    spare_threads(loaded.device, sum(loaded.parameters.values()))
     return loaded
 
 
@@ -182,12 +179,6 @@ def _find(module: str) -> ModuleSpec | None:
         return importlib.util.find_spec(module)
     except (ModuleNotFoundError, ValueError):
         return None
-
-
-def spare_threads(loaded: LoadedModel) -> None:
-    """Set torch to one CPU thread if the model is on a CPU and small."""
-    if loaded.device.type == "cpu" and sum(loaded.parameters.values()) < SMALL_MODEL_PARAMETERS:
-        torch.set_num_threads(1)
 
 
 def _die_with(parent: int, endpoint: str) -> None:

@@ -26,8 +26,8 @@ from sonoro.core.config import LOG_LEVEL_VARIABLE, EngineConfig
 from sonoro.core.errors import ConfigError
 from sonoro.core.types import AudioChunk, Failed, Finished, SpeechRequest
 from sonoro.engine.worker import Worker
-from sonoro.engine_process import load, on_own_gpus, spare_threads
-from sonoro.models.base import LoadedModel
+from sonoro.engine_process import load, on_own_gpus
+from sonoro.runtime.threads import spare_threads
 from sonoro.transport.channel import WorkerLink
 from sonoro.transport.messages import (
     Cancel,
@@ -329,7 +329,7 @@ def test_a_small_model_gets_one_thread_and_a_large_one_keeps_its() -> None:
     try:
         for parameters, expected in ((60_000_000, 2), (1000, 1)):
             torch.set_num_threads(2)
-            spare_threads(LoadedModel(VoicedSineModel(), torch.device("cpu"), torch.float32, {"all": parameters}))
+            spare_threads(torch.device("cpu"), parameters)
             assert torch.get_num_threads() == expected
     finally:
         torch.set_num_threads(threads)

@@ -191,12 +191,12 @@ def _write_captions(captions: Captions, request: SpeechRequest, words: Sequence[
 
 def _load(options: Any, quantization: str) -> LoadedModel:
     """Load the model; a small one on a CPU gets one thread."""
-    from sonoro.engine_process import spare_threads
     from sonoro.models import registry
+    from sonoro.runtime.threads import spare_threads
 
     how = {"load_format": options.load_format, "quantization": quantization}
     loaded = registry.load(options.model, device=options.device, dtype=options.dtype, **how)
-    spare_threads(loaded)
+    spare_threads(loaded.device, sum(loaded.parameters.values()))
     return loaded
 
 

@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Sequence
+from contextlib import nullcontext
 from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +24,7 @@ from sonoro.models.voxcpm2 import model as voxcpm2
 from sonoro.ops.device import Card, card, is_recorded
 from sonoro.runtime.kernels import use_own_plans
 from sonoro.runtime.memory import map_in_pieces
+from sonoro.runtime.threads import one_thread
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +81,8 @@ def load(
     if load_format == "dummy":
         return source.family.from_random(source.origin, *how)
     if isinstance(source.origin, Path):
-        loaded = source.family.from_folder(source.origin, *how)
+        with one_thread() if torch_device.type == "cpu" else nullcontext():
+            loaded = source.family.from_folder(source.origin, *how)
         if source.is_hub:
             configure(loaded.model, source.family.hub_settings)
         return loaded
