@@ -1,4 +1,4 @@
-"""`sonoro bench frame | engine | serve | live`: benchmarks, with results as a table and as JSON."""
+"""`sonoro bench say | frame | engine | serve | live`: benchmarks, with results as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -45,6 +45,9 @@ _Frames = Annotated[Any, range_of("frames", "frames of a request, sampled from t
 _Facts = Annotated[Any, json_object("facts", "JSON object: the server's arm, gpu, cpu, driver, torch, dtype")]
 
 
+_TEXT = "The birch canoe slid on the smooth planks. Glue the sheet to the dark blue background."
+
+
 @app.callback(invoke_without_command=True)
 def bench(context: typer.Context) -> None:
     """Measure speed and latency."""
@@ -71,6 +74,24 @@ def frame(
     from sonoro.profile.frame import FrameBench, run
 
     run(FrameBench(**given))
+
+
+@app.command()
+def say(
+    *,
+    text: Annotated[str, typer.Option(help="what is spoken")] = _TEXT,
+    voice: Annotated[str | None, typer.Option(help="a voice of the model")] = None,
+    threads: Annotated[Any, numbers("threads", "counts of CPU threads, measured in turn")] = "1",
+    repeats: Annotated[int, number("repeats", int, "readings of each arm, and cold starts")] = 5,
+    model: common.Model = None,
+    out: _Out = None,
+    commit: common.Commit = None,
+) -> None:
+    """Time one speaker on this machine's CPU, with compiled code and in torch: RTF, first packet, start, memory."""
+    given = locals()
+    from sonoro.profile.say import SayBench, run
+
+    run(SayBench(**given))
 
 
 @app.command()
