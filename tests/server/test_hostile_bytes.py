@@ -15,6 +15,9 @@ from servers import Server, never_blocked, serving
 from sessions import PATH
 from sine_engines import nothing_left, run, until
 
+from sonoro.server.middleware import Connection
+from sonoro.server.websocket import WebSocketConnection
+
 __all__ = ["nothing_left"]
 
 pytestmark = pytest.mark.usefixtures("tmp_path", "nothing_left")
@@ -144,6 +147,34 @@ def test_what_is_refused_is_freed_at_once(sent: bytes) -> None:
                 most = 2_000_000 if is_measured else 1e9
                 await until(lambda most=most: tracemalloc.get_traced_memory()[0] < most)
                 tracemalloc.stop()
+
+    gc.disable()
+    try:
+        run(ask())
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", POST[:20], POST + b"Content-Length: 2\r\n\r\n{}", upgrade(PATH)],
+    ids=["nothing", "half a head", "a request", "a WebSocket"],
+)
+def test_lost_connections_are_freed_at_once(sent: bytes) -> None:
+    def connections() -> int:
+        return sum(issubclass(type(each), (Connection, WebSocketConnection)) for each in gc.get_objects())
+
+    async def ask() -> None:
+        async with serving() as server:
+            before = connections()
+            for _ in range(5):
+                reader, writer = await connect(server)
+                writer.write(sent)
+                if len(sent) > 20:
+                    await reader.read(1)
+                writer.transport.abort()
+                del reader, writer
+            await until(lambda: connections() <= before)
 
     gc.disable()
     try:
