@@ -129,20 +129,25 @@ class Refusal:
         return json.dumps(self.body).encode()
 
 
+def drop_frames(error: BaseException) -> None:
+    """Drop the frames and causes of `error`: frames that hold a body and the error form a cycle, and would stay until
+    a garbage collection."""
+    each: BaseException | None = error
+    while each is not None:
+        cause = each.__cause__ or each.__context__
+        each.__traceback__ = each.__cause__ = each.__context__ = None
+        each = cause
+
+
 def refusal(error: SonoroError) -> Refusal:
-    """The response to `error`, which then keeps nothing of its request: frames that hold a body and the error form a
-    cycle, and would stay until a garbage collection."""
+    """The response to `error`, whose frames are dropped."""
     status = next(_STATUSES[kind] for kind in type(error).__mro__ if kind in _STATUSES)
     message, parameter = str(error), None
     if isinstance(error, InvalidRequest):
         own = error.field.removeprefix("options.")
         parameter = _PARAMETERS.get(own, own)
         message = parameter + message.removeprefix(error.field)
-    each: BaseException | None = error
-    while each is not None:
-        cause = each.__cause__ or each.__context__
-        each.__traceback__ = each.__cause__ = each.__context__ = None
-        each = cause
+    drop_frames(error)
     return plain_refusal(status, message, error.code, parameter)
 
 

@@ -10,7 +10,6 @@ import ipaddress
 import os
 import socket
 import stat
-import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,7 +22,7 @@ import httpcore2
 from sonoro.audio.references import read_reference
 from sonoro.core.errors import InvalidReference, SonoroError
 from sonoro.core.types import Reference, ReferenceUse
-from sonoro.server.errors import TooManyRequests
+from sonoro.server.errors import TooManyRequests, drop_frames
 
 Result = TypeVar("Result")
 
@@ -205,13 +204,12 @@ def naming(field: str) -> Iterator[None]:
 
 
 def _without_frames(work: Callable[[], Result]) -> Result:
-    """Run `work`; clear the frames of an error, which would keep the recording's bytes until it is handled."""
+    """Run `work`; its error keeps no frame: they hold the recording's bytes, some in a cycle."""
     try:
         return work()
     except SonoroError as error:
-        for raised in (error, error.__cause__):
-            if raised is not None:
-                traceback.clear_frames(raised.__traceback__)
+        drop_frames(error)
+        del work
         raise
 
 

@@ -249,12 +249,12 @@ def parse(kind: type[Body], payload: bytes | dict[str, Any]) -> Body:
     try:
         return kind.model_validate_json(payload) if isinstance(payload, bytes) else kind.model_validate(payload)
     except ValidationError as errors:
-        first = errors.errors(include_url=False)[0]
+        first = errors.errors(include_url=False, include_input=False)[0]
         # For a union the location continues with the type.
         field = str(first["loc"][0]) if first["loc"] else "body"
-        shown = None if first["type"] == "missing" else first["input"]
-        # For a payload that is not a JSON object the value would be all of it.
-        value = f"{len(payload)} bytes" if field == "body" else shown
+        # For a payload that is not a JSON object the value would be all of it, as a copy.
+        value = f"{len(payload)} bytes" if field == "body" else errors.errors(include_url=False)[0]["input"]
+        value = None if first["type"] == "missing" else value
         raise InvalidRequest(field, value, first["msg"]) from errors
 
 
