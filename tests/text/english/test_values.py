@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import calendar
+import itertools
 import random
 from collections.abc import Callable
 from decimal import Decimal
@@ -183,9 +184,65 @@ def range_case(draw: random.Random) -> Case:
     return f"pages {low}{draw.choice('-–')}{high}", back, (low, high)
 
 
+def duration_case(draw: random.Random) -> Case:
+    hours, minutes, seconds = draw.randint(2, 23), draw.randint(2, 59), draw.randint(2, 59)
+    written = draw.choice([f"{hours}:{minutes:02}:{seconds:02}", f"{hours}h {minutes}m {seconds}s"])
+    return written, lambda words: _counted(words, "hours", "minutes", "seconds"), [hours, minutes, seconds]
+
+
+def _counted(words: list[str], *names: str) -> list[int]:
+    """The numbers before each of `names`, in order."""
+    cuts = [-1, *(words.index(name) for name in names)]
+    return [integer(words[one + 1 : two]) for one, two in itertools.pairwise(cuts)]
+
+
+def roman_case(draw: random.Random) -> Case:
+    value = draw.randint(2, 39)
+    numeral = "X" * (value // 10) + ["", "I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX"][value % 10]
+    if draw.random() < 0.5:
+        return f"Chapter {numeral}", lambda words: integer(words[1:]), value
+    return f"Louis {numeral}", lambda words: ordinal(words[2:]), value
+
+
+def version_case(draw: random.Random) -> Case:
+    parts = [draw.randrange(100) for _ in range(3)]
+    written = draw.choice(["v", "version "]) + ".".join(map(str, parts))
+
+    def back(words: list[str]) -> list[int]:
+        return [integer(part.split()) for part in " ".join(words[1:]).split(" point ")]
+
+    return written, back, parts
+
+
+def code_case(draw: random.Random) -> Case:
+    value = "".join(draw.choices("0123456789", k=draw.randint(4, 8)))
+    form, skip = draw.choice([("code {}", 1), ("card ending in {}", 3), ("PIN: {}", 1), ("order number {}", 2)])
+    return form.format(value), lambda words: digits(words[skip:]), value
+
+
+def coordinate_case(draw: random.Random) -> Case:
+    parts = [draw.randint(2, 89), draw.randint(2, 59), draw.randint(2, 59)]
+    side = draw.choice(["north", "south", "east", "west"])
+
+    def back(words: list[str]) -> tuple[list[int], str]:
+        return _counted(words, "degrees", "minutes", "seconds"), words[-1]
+
+    return "{}°{}′{}″".format(*parts) + side[0].upper(), back, (parts, side)
+
+
+def score_case(draw: random.Random) -> Case:
+    low, high = draw.randint(0, 20), draw.randint(0, 20)
+
+    def back(words: list[str]) -> tuple[int, int]:
+        at = words.index("to")
+        return integer(words[1:at]), integer(words[at + 1 :])
+
+    return draw.choice([f"won {low}-{high}", f"lost {low}–{high}"]), back, (low, high)
+
+
 CASES = {case.__name__.removesuffix("_case"): case for case in (
     cardinal_case, decimal_case, ordinal_case, year_case, date_case, time_case, money_case, measure_case, fraction_case,
-    telephone_case, range_case,
+    telephone_case, range_case, duration_case, roman_case, version_case, code_case, coordinate_case, score_case,
 )}  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from sonoro.text.english.line import LIKELY, POSSIBLE, SURE, UNLIKELY, Candidate, before
+from sonoro.text.english.line import LIKELY, POSSIBLE, SURE, UNLIKELY, Candidate, after, before
 from sonoro.text.english.numbers import cardinal, digits, grouped
 from sonoro.text.english.tables import pairs
 
@@ -19,21 +19,21 @@ _SPELLED = re.compile(
     | (?:serial | account | reference | confirmation | order | tracking)(?:[ ]number)? )
     \.? [:#\ ]* (?:is[ ]|was[ ])? \#? $"""
 )
-_CALL = re.compile(r"(?i)\b(?:call|calls|called|calling|dial|ring|phone)\s$")
+_CALL = re.compile(r"(?i)\b(?:call|calls|called|calling|dial|dialed|ring|phone|text|calls? to)\s$")
+_CALLED = re.compile(r" (?:calls?|callers?|operators?|dispatch(?:ers?)?|centers?|emergency|hotline|lifeline)\b")
 _PAIRED = re.compile(
     r"(?i)\b(?:room|rooms|suite|apartment|apt\.?|flight|flights|route|highway|interstate|bus|gate|channel|boeing|airbus|"
-    r"tram|train|port|error|status|locker|unit|peugeot|porsche|building)\s#?$"
+    r"form|tram|train|port|error|status|locker|unit|peugeot|porsche|building)\s#?$"
 )
 _NAMED = re.compile(r"(?<![\w.$£€&-])(?!(?:AD|BC|CE|USD|EUR|GBP|CHF|JPY|ISBN|FY) )[A-Z]{2,5}\s$")
 """Capitals before a number that names a model, a standard, a flight."""
 
-NOT_CALLED = POSSIBLE + 2
 LAST_RESORT = UNLIKELY + 2
 """Above a number without a class: a run of digits that has no other reading from its place on is never lost."""
 
 _EMERGENCY = re.compile(r"(?:911|999|112|411|311|211|988)(?![.,]?\d|[-–/:]\d)")
 _SPECIAL = re.compile(
-    r"(?:24/7/365|24/7|9/11|50[-/]50|20[-/]20|401\(?k\)?|1040|1099|747|737|757|767|777|787)(?P<s>s)?(?![\w/-])"
+    r"(?:24/7/365|24/7|9/11|50[-/]50|20-20(?= vision| hindsight)|20/20|401\(?k\)?|7[0-9]7(?=s))(?P<s>s)?(?![\w/-])"
 )
 _SCREEN = re.compile(r"(?P<lines>240|360|480|576|720|1080|1440|2160)(?P<scan>[pi])(?P<rate>\d\d)?(?!\w)")
 _ERROR = re.compile(r"[45]\d\d(?= (?:error|not found|page)s?\b)", re.IGNORECASE)
@@ -56,8 +56,9 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         yield pieces(found, SURE, (grouped(found["lines"]), "lines"), (found["scan"], "scan"), (rate, "rate"))
     if found := _ERROR.match(text, at):
         yield whole(found, LIKELY, grouped(found[0]))
-    if found := _EMERGENCY.match(text, at):
-        yield whole(found, SURE if _CALL.search(before(text, at)) else NOT_CALLED, digits(found[0]))
+    found = _EMERGENCY.match(text, at)
+    if found and (_CALL.search(before(text, at)) or _CALLED.match(after(text, found.end()))):
+        yield whole(found, SURE, digits(found[0]))
     run = _ANY_RUN.match(text, at)
     assert run is not None
     yield whole(run, LAST_RESORT, digits(run[0]))
@@ -77,6 +78,7 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
 
 EXAMPLES = (
     ("Call 911", "Call nine one one."),
+    ("a 911 operator, 911 people", "a nine one one operator, nine hundred and eleven people."),
     ("Room 404, Room 215", "Room four oh four, Room two fifteen."),
     ("Flight 370 from gate 12", "Flight three seventy from gate twelve."),
     (

@@ -12,7 +12,7 @@ from .initialism import is_spelled, spell
 STARTS = ("letter", "digit")
 
 _MIXED = re.compile(r"(?=[\w.-]{0,63}\d)(?=[\w.-]{0,63}[A-Za-z])[A-Za-z\d]{1,32}(?:[-/][A-Za-z\d]{1,32}){0,8}(?![\w@])")
-_MODEL = re.compile(r"(?:7[0-9]7|A3\d0|A\d{3}|MD|DC)-\d{1,4}[A-Z]{0,2}(?![\w-])")
+_MODEL = re.compile(r"(?<!pages )(?:7[0-9]7-(?:\d00|[1-9]0?)|(?:A3\d0|A\d{3}|MD|DC)-\d{1,4})[A-Z]{0,2}(?![\w-])")
 _STANDARD = re.compile(r"[A-Z]\.(?P<number>\d{3,4})(?![\w.,]*\d)")
 _HARDWARE = re.compile(r"(?:[\dA-Fa-f]{2}:){5}[\dA-Fa-f]{2}(?![\w:])")
 _CODE = re.compile(r"\d{1,6}(?:[-/]\d{1,6}){2,8}(?![\w])")

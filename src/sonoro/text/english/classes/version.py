@@ -18,7 +18,7 @@ _TWO = re.compile(r"(?P<major>\d{1,3})\.(?P<minor>\d{2,3})(?![\d]|\.\d)")
 _NAMED = re.compile(
     r"(?:Python|Ubuntu|iOS|macOS|Android|Node|Java|Kernel|Linux|Windows|PyTorch|Django|Rails|Go|Rust|[Vv]ersions?|Release|release)\s$"
 )
-_WIRELESS = re.compile(r"802\.(?P<part>\d{1,2})(?P<letters>[a-z]{0,2})(?!\w|\.\d)")
+_WIRELESS = re.compile(r"802\.(?P<part>\d{1,2})(?P<letters>[a-z]{1,2})(?!\w|\.\d)")
 """The IEEE's standards."""
 
 _JOINED = re.compile(r"[\w.,$£€/-]$")
