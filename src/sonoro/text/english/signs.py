@@ -44,8 +44,8 @@ def read_sign(text: str, start: int, end: int) -> str | None:
         is_joint = bool(left) and bool(right) and not left.isspace() and not right.isspace()
         return "" if is_joint or not (left.isspace() and right.isspace()) else ","
     if sign == "/":
-        is_word = (left.isalnum() and right.isalnum()) or (left.isspace() and right.isspace())
-        return "slash" if length == 1 and is_word else ""
+        is_beside = left.isalnum() or right.isalnum() or right in "$€£" or (left.isspace() and right.isspace())
+        return "slash" if length == 1 and right and is_beside else ""
     if sign in "<>":
         is_between = re.search(r"[\w)] ?$", before(text, start, 2)) and re.match(r" ?[\w(.-]", text[end : end + 2])
         is_spaced = left.isspace() and right.isspace()
@@ -66,8 +66,8 @@ def read_sign(text: str, start: int, end: int) -> str | None:
             if length == 1 or sign == "°"
             else (f"{_NAMED[sign]} {_NAMED[sign]}" if length == 2 and sign not in "=" else ",")
         )
-    if sign == "#" and right.isalnum():
-        return "number" if right.isdecimal() else "hashtag"
+    if sign == "#" and right and not right.isspace():
+        return "hash" if left.isalnum() or not right.isalnum() else "number" if right.isdecimal() else "hashtag"
     if sign in _SILENT:
         return ""
     name = unicodedata.name(sign, "")

@@ -79,6 +79,7 @@ def _blank(found: re.Match[str]) -> str:
     is_name = re.match(r"<[\w .-]{1,32}>$", found[0]) and re.search(
         r"(?:^|\n)[ \t]*$", found.string[max(0, found.start() - 80) : found.start()]
     )
-    if is_name and re.match(r"[ \t]+\S", found.string[found.end() : found.end() + 4]):
+    is_closed = f"</{found[0][1:-1]}>" in found.string[found.end() : found.end() + 400]
+    if is_name and not is_closed and re.match(r"[ \t]+\S", found.string[found.end() : found.end() + 4]):
         return found[0]
     return ("\n" if _HTML_BLOCK.match(found[0]) else " ").ljust(len(found[0]))

@@ -23,7 +23,7 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     if found is None or (found.start(2) > found.end(1) and found[2] == "st"):
         return
     number, ending = found[1].replace(",", ""), found[2].lower()
-    if ending == _ending(number):
+    if ending == _ending(number) and (number[0] != "0" or number == "0"):
         yield whole(found, LIKELY, ordinal(found[1]))
     elif found.start(2) == found.end(1):
         yield pieces(found, LIKELY, (cardinal(found[1]), 1), (" ".join(ending), 2))

@@ -64,15 +64,14 @@ def _part(found: re.Match[str]) -> Candidate:
 
 
 def _short_year(number: str) -> str:
-    digits = number.lstrip("'")
-    return year("20" + digits) if len(digits) == 2 else year(digits)
+    return year(number.lstrip("'"))
 
 
 EXAMPLES = (
     ("750 BC and AD 79", "seven fifty B C and ay D seventy nine."),
     ("10,000 BC, 44 B.C.", "ten thousand B C, forty four B C."),
-    ("2Q22 and Q3 2023", "the second quarter of twenty twenty two and the third quarter of twenty twenty three."),
-    ("H1 2021 or 2H21", "the first half of twenty twenty one or the second half of twenty twenty one."),
+    ("2Q22 and Q3 2023", "the second quarter of twenty two and the third quarter of twenty twenty three."),
+    ("H1 2021 or 2H21", "the first half of twenty twenty one or the second half of twenty one."),
     ("in FY2022", "in F Y twenty twenty two."),
     ("fl. 1420", "flourished fourteen twenty."),
 )

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from sonoro.text.english.line import LIKELY, POSSIBLE, SURE, Candidate, before
+from sonoro.text.english.line import LIKELY, POSSIBLE, SURE, Candidate, after, before
 from sonoro.text.english.numbers import decimal, grouped
 
 from .common import NUMBER, pieces
@@ -18,6 +18,7 @@ _TIMES = re.compile(
 )
 _SCREEN = re.compile(r"(?!\d00|\d+000)\d{3,4}\s?[x×]\s?\d{3,4}")
 _FACTOR = re.compile(rf"(?:(?P<low>{NUMBER})(?P<to>-|–))?(?P<number>{NUMBER})(?P<x>[x×])(?![\w])")
+_COMPARED = re.compile(r" (?:as|more|less|better|worse|(?!over|under|after|ever|her)[a-z]+er)\b")
 _IN_NUMBER = re.compile(r"[\d$£€]$|\d[.,/:]$|\w-$")
 
 
@@ -47,9 +48,9 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
             *third,
         )
     if found := _FACTOR.match(text, at):
+        said = "times" if _COMPARED.match(after(text, found.end())) else "x"
         low = [(decimal(found["low"]), "low"), ("to", "to")] if found["low"] else []
-        times = "times" if found["number"] != "1" else "time"
-        yield pieces(found, SURE, *low, (decimal(found["number"]), "number"), (times, "x"))
+        yield pieces(found, SURE, *low, (decimal(found["number"]), "number"), (said, "x"))
 
 
 def _joined(found: re.Match[str], cost: float, said: str) -> Candidate:
@@ -60,7 +61,7 @@ EXAMPLES = (
     ("pages 10-20", "pages ten to twenty."),
     ("170 - 200 or 5 - 3", "one hundred and seventy to two hundred or five minus three."),
     ("a ratio of 16:9", "a ratio of sixteen to nine."),
-    ("a 2x8 board, 2.5x or 2-3x faster", "a two by eight board, two point five times or two to three times faster."),
+    ("a 2x8 board, 2.5x or 2-3x faster", "a two by eight board, two point five x or two to three times faster."),
     ("1920x1080", "nineteen twenty by ten eighty."),
     ("two 2x4s", "two two by fours."),
 )
