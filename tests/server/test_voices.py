@@ -146,13 +146,13 @@ def test_forms_that_are_broken_are_refused() -> None:
 
 
 def test_a_form_is_read_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    read, threads = voices._read_form, list[threading.Thread]()
+    read, threads = voices.read_form, list[threading.Thread]()
 
     def noted(*arguments: object) -> object:
         threads.append(threading.current_thread())
         return read(*arguments)
 
-    monkeypatch.setattr(voices, "_read_form", noted)
+    monkeypatch.setattr(voices, "read_form", noted)
 
     async def ask() -> None:
         async with serving() as server:

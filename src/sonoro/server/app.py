@@ -27,6 +27,7 @@ from sonoro.server.config import ServerConfig
 from sonoro.server.dialects import add_dialects, live_dialects
 from sonoro.server.errors import RefusalResponse, plain_refusal, refusal
 from sonoro.server.health import health_routes
+from sonoro.server.lexicon_routes import lexicon_routes
 from sonoro.server.middleware import MAX_HEAD_BYTES, HeadAsGet, HostCheck, RequestIds, connection
 from sonoro.server.models import model_routes
 from sonoro.server.playground import playground_routes
@@ -87,6 +88,7 @@ def create_app(client: Fleet, config: ServerConfig, on_failure: Callable[[Sonoro
     app.include_router(batch_routes(service))
     app.include_router(model_routes(service))
     app.include_router(voice_routes(service))
+    app.include_router(lexicon_routes(service))
     app.include_router(health_routes(service))
     app.include_router(playground_routes())
     app.include_router(api_page_routes(app))

@@ -25,6 +25,10 @@ class UnknownModel(InvalidRequest, code="model_not_found"):
     """Another model than the one that is loaded; the message lists the names of that one."""
 
 
+class UnknownLexicon(InvalidRequest, code="unknown_lexicon"):
+    """No lexicon of that name is registered with the caller's key."""
+
+
 class SlowReader(EngineError, code="slow_reader"):
     """The client read nothing for too long."""
 
@@ -32,6 +36,7 @@ class SlowReader(EngineError, code="slow_reader"):
 _STATUSES: dict[type[SonoroError], int] = {
     InvalidRequest: 400,
     UnknownVoice: 404,
+    UnknownLexicon: 404,
     UnknownModel: 404,
     VoiceExists: 409,
     EngineBusy: 429,
@@ -76,6 +81,10 @@ class TooManyRequests(Refused, code="too_many_requests", status=429):
 
 class TooManyVoices(Refused, code="too_many_voices", status=507):
     """The key has registered as many voices as it may."""
+
+
+class TooManyLexicons(Refused, code="too_many_lexicons", status=507):
+    """A key has as many lexicons, or rules, as it may hold."""
 
 
 class NotReady(Refused, code="not_ready", status=503):

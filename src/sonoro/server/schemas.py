@@ -31,7 +31,7 @@ from sonoro.core.types import (
 )
 from sonoro.server.config import OPENAI_VOICES
 from sonoro.server.recordings import Recordings
-from sonoro.text.script import Lexicon, lexicon_of, scripted
+from sonoro.text.script import Lexicon, scripted
 from sonoro.text.script.dialogue import BETWEEN_S, MAX_CUES, Cue, dialogue
 from sonoro.transport.encoded_voice import VoiceFacts
 
@@ -46,9 +46,6 @@ MAX_ESCAPES = 500_000
 which some clients escape each slash, 10 ms."""
 MAX_FIELDS = 256
 MAX_NAME_CHARACTERS = 256
-
-MAX_INLINE_RULES = 500
-"""Rules of lexicons in a body: it takes 10 ms to make them ready."""
 
 _BLOCK_BYTES = 2**18
 
@@ -155,8 +152,8 @@ class SpeechBody(WithoutNulls, strict=True, extra="allow", allow_inf_nan=False):
         BETWEEN_S, description="seconds between two inputs", json_schema_extra={"type": ["number", "null"]}
     )
     allow_voice_tags: bool | None = Field(None, description="true: as markup voices")
-    lexicons: list[dict[str, JsonValue] | list[JsonValue]] | None = Field(
-        None, max_length=8, description="how words are said: lists of rules, or aliases by word"
+    lexicons: list[str | dict[str, JsonValue] | list[JsonValue]] | None = Field(
+        None, max_length=8, description="how words are said: names of lexicons, lists of rules, or aliases by word"
     )
     seed: int | None = _number("the same seed gives the same speech; default: 0", 0, MAX_SEED)
     temperature: float | None = _number("0 is greedy", 0, 10)
@@ -306,7 +303,7 @@ def speech_request(
     lexicons: Sequence[Lexicon] = (),
     is_live: bool = False,
 ) -> SpeechRequest:
-    """Make the resolved request of `body` for the model of `spec`. `lexicons` come after those of the body.
+    """Make the resolved request of `body` for the model of `spec`. `lexicons` are those that the body names or brings.
     `aliases` maps further names of its voices, in lower case; `registered` maps the uploaded voices that the caller may
     name. Raises `InvalidRequest` (or a subclass) for invalid fields and for what the model cannot do."""
     embedding = None if body.speaker_embedding is None else tuple(body.speaker_embedding)
@@ -339,33 +336,26 @@ def speech_request(
     )
     # With a digest the voice counts as known; without one, the registered names are for the error message.
     resolved = spec.resolve(request, {uploaded.name: uploaded.digest} if uploaded else dict.fromkeys(registered, ""))
-    lexicons = (*_lexicons(body), *lexicons)
     if not lexicons and not resolved.may_have_markup:
         return resolved
     return scripted(resolved, spec, lexicons, speed=body.speed, aliases=aliases)
 
 
-def script_of(body: SpeechBody, spec: ModelSpec, aliases: Mapping[str, str]) -> Script | None:
+def script_of(
+    body: SpeechBody, spec: ModelSpec, aliases: Mapping[str, str], lexicons: Sequence[Lexicon]
+) -> Script | None:
     """The script of the text of `body`, which need not be valid otherwise. Raises `InvalidRequest`."""
     if not is_speakable(body.input):
         return None
     request = SpeechRequest(
         id="", text=body.input, markup=_markup(body), on_markup=body.on_markup, language=body.language
     )
-    return scripted(request, spec, _lexicons(body), speed=body.speed, aliases=aliases).script
+    return scripted(request, spec, lexicons, speed=body.speed, aliases=aliases).script
 
 
 def _markup(body: SpeechBody) -> Markup:
     has_voices = body.allow_voice_tags or body.inputs is not None
     return "voices" if has_voices and body.markup == "auto" else body.markup
-
-
-def _lexicons(body: SpeechBody) -> list[Lexicon]:
-    """The lexicons in `body`. Raises `InvalidRequest`."""
-    made = [lexicon_of(rules) for rules in body.lexicons or ()]
-    if (count := sum(len(lexicon.rules) for lexicon in made)) > MAX_INLINE_RULES:
-        raise InvalidRequest("lexicons", f"{count} rules", f"a request has at most {MAX_INLINE_RULES} of its own")
-    return made
 
 
 def _check_task(body: SpeechBody, spec: ModelSpec, *, is_cloned: bool) -> None:

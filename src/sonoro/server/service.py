@@ -13,6 +13,7 @@ from sonoro.core.errors import EngineClosed, EngineError, SonoroError
 from sonoro.core.logs import log_event
 from sonoro.server.config import ServerConfig
 from sonoro.server.keys import ANONYMOUS, Caller, Keys
+from sonoro.server.lexicons import LexiconStore
 from sonoro.server.metrics import Metrics
 from sonoro.server.middleware import Budget, Newcomers
 from sonoro.server.speech import SpeechFactory
@@ -39,7 +40,8 @@ class Service:
     def __init__(self, client: Fleet, config: ServerConfig, on_failure: Callable[[SonoroError], None] | None) -> None:
         self.client, self.config, self.metrics = client, config, Metrics()
         self.keys, self.voices = Keys(config), VoiceDirectory(client, config)
-        self.speech = SpeechFactory(client, config, self.metrics, self.voices)
+        self.lexicons = LexiconStore(config.reference_folder, self.keys.owners)
+        self.speech = SpeechFactory(client, config, self.metrics, self.voices, self.lexicons)
         self._sessions = Budget(config.max_sessions, "{} sessions are open")
         self._guests = Budget(MAX_KEYLESS, "{} sessions without a key are open")
         self.newcomers = Newcomers(MAX_KEYLESS)

@@ -21,6 +21,7 @@ from sonoro.server.config import ServerConfig
 from sonoro.server.errors import Answers, AnswerTooLarge, NotReady, TooManyRequests, UnknownModel, refusals
 from sonoro.server.gate import NO_ENGINE, Gate
 from sonoro.server.keys import Caller
+from sonoro.server.lexicons import LexiconStore, named
 from sonoro.server.metrics import Metrics
 from sonoro.server.middleware import CLIENT_GONE, Budget, RequestBodies
 from sonoro.server.recordings import Recordings
@@ -35,6 +36,7 @@ from sonoro.server.schemas import (
 )
 from sonoro.server.stream import AudioBody, Observation, Speech, SpeechResponse, cancel_on_disconnect
 from sonoro.server.voice_directory import VoiceDirectory
+from sonoro.text.script import Lexicon
 from sonoro.text.splitting import SECONDS_PER_LETTER, spoken_length
 from sonoro.transport.fleet import Fleet
 
@@ -59,7 +61,10 @@ class SpeechFactory:
     """Makes a `Speech` of a body, and the response to an HTTP request that asks for one.
     Owns what bounds them: the `gate` before the engines, the request `bodies` and the `answers` held in memory."""
 
-    def __init__(self, client: Fleet, config: ServerConfig, metrics: Metrics, voices: VoiceDirectory) -> None:
+    def __init__(
+        self, client: Fleet, config: ServerConfig, metrics: Metrics, voices: VoiceDirectory, lexicons: LexiconStore
+    ) -> None:
+        self.lexicons = lexicons
         self._client, self._config, self._metrics, self._voices = client, config, metrics, voices
         wait_s = config.max_queue_wait_ms / 1000
         self.gate = Gate(config.max_concurrency, config.max_waiting, wait_s, lambda: client.ready_share)
@@ -153,6 +158,7 @@ class SpeechFactory:
             # As live, for which the text is not checked; the other fields are. A live request has no attempts.
             body = body.model_copy(update={"attempts": None, "on_fault": None})
         # Clients may reuse an id; the engine needs unique ones.
+        lexicons = named(self.lexicons, caller, body.lexicons) if body.lexicons else ()
         own_name, is_unchecked = f"{name}.{uuid.uuid4().hex[:8]}", is_live or is_silent
 
         def resolved() -> SpeechRequest:
@@ -163,6 +169,7 @@ class SpeechFactory:
                 self._voices.aliases,
                 references=references,
                 registered=self._voices.by_name(caller) if named_voice(body) else {},
+                lexicons=lexicons,
                 is_live=is_unchecked,
             )
 
@@ -172,7 +179,7 @@ class SpeechFactory:
             await self._voices.scan()
             request = resolved()
         is_silent = is_silent or (request.script is not None and not request.script.lines)
-        sent = self._response_body(body, is_live=is_live)
+        sent = self._response_body(body, lexicons, is_live=is_live)
         texts = (request.instructions or "", *(reference.text or "" for reference in references))
         with contextlib.ExitStack() as held:
             held.enter_context(self.hold(references, sum(map(len, texts))))
@@ -182,14 +189,14 @@ class SpeechFactory:
         """Count decoded `references` as held during a block. Raises `TooManyRequests`."""
         return self._references.take(more_bytes + sum(len(reference.pcm) for reference in references))
 
-    def _response_body(self, body: SpeechBody, *, is_live: bool) -> AudioBody:
+    def _response_body(self, body: SpeechBody, lexicons: Sequence[Lexicon], *, is_live: bool) -> AudioBody:
         """The kind of response body that `body` asks for. Raises `AnswerTooLarge` for one that would be held in memory
         and could exceed its bound."""
         if body.stream_format == "sse":
             return EventBody(body.speed)
         if body.stream_format == "json":
             timed = len(body.input) if body.timestamps else 0
-            answer = JSONBody(body.speed, body.response_format, self.max_audio_bytes(body), timed)
+            answer = JSONBody(body.speed, body.response_format, self.max_audio_bytes(body, lexicons), timed)
             if answer.max_bytes > (limit := self._config.max_answer_bytes):
                 raise AnswerTooLarge(
                     f"stream_format: 'json': the answer could have {answer.max_bytes} bytes and must have at most "
@@ -209,12 +216,13 @@ class SpeechFactory:
         encoder = Encoder(body.response_format, rate, speed=body.speed, **rates)
         return Encoding(encoder, self._encoders)
 
-    def max_audio_bytes(self, body: SpeechBody) -> int:
-        """An upper bound of the encoded bytes of `body`, at the slowest rate of speech. Raises `InvalidRequest`."""
+    def max_audio_bytes(self, body: SpeechBody, lexicons: Sequence[Lexicon] = ()) -> int:
+        """An upper bound of the encoded bytes of `body`, of which `lexicons` are known, at the slowest rate of speech.
+        Raises `InvalidRequest`."""
         spec, config = self.spec(), self._client.settings.config
         encoding = self.encoding(body)
         encoding.close()
-        script = script_of(body, spec, self._voices.aliases)
+        script = script_of(body, spec, self._voices.aliases, lexicons)
         letters = spoken_length(body.input) if script is None else spoken_length(" ".join(script.texts))
         # Two adjacent segments are together longer than one may be; otherwise they would be one.
         segments = 1 + 2 * letters // config.segment_letters + (0 if script is None else len(script.lines))

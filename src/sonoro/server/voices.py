@@ -88,7 +88,7 @@ def voice_routes(service: Service) -> APIRouter:
         async with service.speech.bodies.body(request, config.max_upload_bytes + MAX_FORM_BYTES) as payload:
             service.speech.spec()
             # In a thread: a minute of audio takes 12 ms.
-            form = await asyncio.to_thread(_read_form, payload, request.headers.get("content-type"))
+            form = await asyncio.to_thread(read_form, payload, request.headers.get("content-type"))
             name, use = _free_name(service, request.state.caller, _text(form, "name") or ""), _use(form)
             consent = _text(form, "consent", MAX_CONSENT)
             text = _text(form, "ref_text", config.max_characters)
@@ -142,7 +142,7 @@ Form = Mapping[str, str | bytes]
 """The fields of a form; files are bytes."""
 
 
-def _read_form(payload: bytes, content_type: str | None) -> Form:
+def read_form(payload: bytes, content_type: str | None) -> Form:
     """Parse the multipart form in `payload`. Raises `InvalidRequest`."""
     kind, options = parse_options_header(content_type)
     edge = options.get(b"boundary", b"")

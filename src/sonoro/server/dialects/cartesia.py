@@ -4,6 +4,7 @@ Where its documentation is silent: after a cancelled context no `done` is sent, 
 next one; text is spoken as it arrives, without buffering; the speeds slow and fast are .8 and 1.25."""
 
 import base64
+import dataclasses
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -17,6 +18,7 @@ from starlette.routing import BaseRoute
 
 from sonoro.core.errors import InvalidRequest, SonoroError
 from sonoro.server.contexts import Context
+from sonoro.server.dialects.dictionaries import add_cartesia_dictionaries
 from sonoro.server.dialects.formats import AudioFormat, sample_format
 from sonoro.server.dialects.shared import Asked, Dialect, DialectSession, Message, languages_of
 from sonoro.server.errors import Refusal, refusal
@@ -65,6 +67,7 @@ class _Said(Message):
     flush: bool | None = None
     add_timestamps: bool | None = None
     max_buffer_delay_ms: float | None = None
+    pronunciation_dict_id: str | None = None
 
     @property
     def rate(self) -> float:
@@ -76,7 +79,10 @@ class _Said(Message):
         voice = self.voice.id if isinstance(self.voice, _Voice) else self.voice
         audio, language = self.output_format.audio, self.language or self.locale
         is_timed = bool(self.add_timestamps)
-        return Asked(text, voice, language, self.rate, None, audio, body, with_words=is_timed, markup="tags")
+        asked = Asked(text, voice, language, self.rate, None, audio, body, with_words=is_timed, markup="tags")
+        if self.pronunciation_dict_id is None:
+            return asked
+        return dataclasses.replace(asked, lexicons=[{"name": self.pronunciation_dict_id}])
 
     def check_raw(self) -> None:
         if self.output_format.container != "raw":
@@ -224,6 +230,7 @@ def routes(service: Service) -> Sequence[BaseRoute]:
 
     dialect.http("POST", "/tts/bytes", convert)
     dialect.http("POST", "/tts/sse", convert)
+    add_cartesia_dictionaries(dialect)
     dialect.socket("/tts/websocket", partial(_Session, dialect=dialect))
     dialect.http("GET", "/voices", voices)
     dialect.http("GET", "/voices/{voice}", voice)

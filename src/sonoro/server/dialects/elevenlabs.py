@@ -5,6 +5,7 @@ character sent before, or with `sync_alignment` from the start of the context; a
 that time a word only when a space follows."""
 
 import base64
+import dataclasses
 import itertools
 import re
 from collections.abc import Collection, Sequence
@@ -23,6 +24,7 @@ from starlette.websockets import WebSocket
 from sonoro.core.errors import InvalidRequest, SonoroError
 from sonoro.core.types import Markup
 from sonoro.server.contexts import Context
+from sonoro.server.dialects.dictionaries import Locator, add_elevenlabs_dictionaries
 from sonoro.server.dialects.formats import AudioFormat, sample_format
 from sonoro.server.dialects.shared import Asked, Dialect, DialectSession, Message, languages_of
 from sonoro.server.errors import Refusal, refusal
@@ -55,6 +57,7 @@ class _Said(Message):
     close_socket: bool | None = None
     voice_settings: _Settings = Field(default_factory=_Settings)
     seed: int | None = None
+    pronunciation_dictionary_locators: list[Locator] = Field(default_factory=list, max_length=3)
     xi_api_key: str | None = Field(None, validation_alias=AliasChoices("xi_api_key", "xi-api-key"))
     authorization: str | None = None
 
@@ -163,6 +166,8 @@ class _Session(DialectSession):
         speed = said.voice_settings.speed or 1.0
         markup: Markup = "tags" if self._is_tagged else "auto"
         asked = Asked("", self._voice, self._language, speed, said.seed, self._audio, with_words=True, markup=markup)
+        if said.pronunciation_dictionary_locators:
+            raise InvalidRequest("pronunciation_dictionary_locators", "given", "a socket takes none; ask by HTTP")
         context = await self.open(name, asked)
         context.wire = 0.0, " "  # end time and value of the last character sent
         return context
@@ -223,8 +228,9 @@ def _asked(dialect: Dialect, request: Request, payload: bytes) -> Asked:
     kind = _Lines if "/stream/" in request.url.path else _Whole
     sent = kind(body.text, dialect.timeline(speed), audio) if is_timed else None
     voice = request.path_params["voice"]
-    language, seed = body.language_code, body.seed
-    return Asked(body.text, voice, language, speed, seed, audio, sent, with_words=is_timed, markup="tags")
+    lexicons = [locator.named for locator in body.pronunciation_dictionary_locators]
+    asked = Asked(body.text, voice, body.language_code, speed, body.seed, audio, sent, with_words=is_timed)
+    return dataclasses.replace(asked, markup="tags", lexicons=lexicons)
 
 
 class _Turn(Message):
@@ -236,6 +242,7 @@ class _Dialogue(Message):
     inputs: list[_Turn] = Field(min_length=1, max_length=MAX_CUES)
     language_code: str | None = None
     seed: int | None = None
+    pronunciation_dictionary_locators: list[Locator] = Field(default_factory=list, max_length=3)
 
 
 def _asked_dialogue(known: Collection[str], own: Sequence[str], request: Request, payload: bytes) -> Asked:
@@ -246,7 +253,8 @@ def _asked_dialogue(known: Collection[str], own: Sequence[str], request: Request
     others = dict.fromkeys(turn.voice_id for turn in body.inputs if (turn.voice_id or "").lower() not in known)
     cast = dict(zip(others, itertools.cycle(own), strict=False)) if own else dict.fromkeys(others)
     cues = [Cue(turn.text, cast.get(turn.voice_id, turn.voice_id)) for turn in body.inputs]
-    return Asked("", None, body.language_code, 1.0, body.seed, audio, markup="tags", inputs=cues)
+    lexicons = [locator.named for locator in body.pronunciation_dictionary_locators]
+    return Asked("", None, body.language_code, 1.0, body.seed, audio, markup="tags", inputs=cues, lexicons=lexicons)
 
 
 def _described(name: str) -> dict[str, Any]:
@@ -306,6 +314,7 @@ def routes(service: Service) -> Sequence[BaseRoute]:
     for path in ("/v1/user", "/v1/user/subscription"):
         dialect.http("GET", path, user)
     dialect.http("GET", "/v1/models", models, _is_ours)
+    add_elevenlabs_dictionaries(dialect)
     for path, is_multi in (("/stream-input", False), ("/multi-stream-input", True)):
         dialect.socket(speak + path, partial(_Session, dialect=dialect, is_multi=is_multi), has_late_key=True)
     return dialect.routes

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
+from pydantic import JsonValue
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
@@ -55,6 +56,8 @@ class Asked:
     markup: Markup = "auto"
     inputs: Sequence[Cue] = ()
     """A dialogue in place of the text."""
+    lexicons: Sequence[dict[str, JsonValue]] = ()
+    """The names of lexicons, in objects as of the native API."""
 
 
 class Dialect:
@@ -117,6 +120,7 @@ class Dialect:
             "bit_rate": asked.audio.bit_rate,
             "markup": asked.markup,
             "on_markup": "plain",
+            "lexicons": [*asked.lexicons] or None,
         }
         return parse(SpeechBody, fields)
 

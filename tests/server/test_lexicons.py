@@ -1,0 +1,151 @@
+"""Registered lexicons: by name, version and key, at the native routes and at those of ElevenLabs and Cartesia."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from servers import SETTINGS, Server, check_error, serving
+from sessions import session, socket
+from sine_engines import nothing_left, run
+
+__all__ = ["nothing_left"]
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+SPEECH, LEXICONS = "/v1/audio/speech", "/v1/audio/lexicons"
+DICTIONARIES = "/v1/pronunciation-dictionaries"
+PLS = "<lexicon version='1.0'><lexeme><grapheme>SQL</grapheme><alias>sequel too</alias></lexeme></lexicon>"
+
+
+async def letters(server: Server, text: str, **fields: Any) -> int:
+    """How many letters are spoken of `text`."""
+    sent = await server.http.post(SPEECH, json={"input": text, "response_format": "pcm", **fields})
+    assert sent.status_code == 200, sent.text
+    return len(sent.content) // 160
+
+
+def test_a_lexicon_has_a_name_and_versions() -> None:
+    async def ask() -> None:
+        async with serving("shown") as server:
+            first = (await server.http.post(LEXICONS, json={"name": "words", "rules": {"SQL": "sequel"}})).json()
+            assert (first["name"], first["rules"], len(first["version"])) == ("words", 1, 64)
+            second = (await server.http.post(LEXICONS, json={"name": "words", "content": "SQL=s q l\n# no\n"})).json()
+            assert (second["id"], second["version"] == first["version"]) == (first["id"], False)
+            assert await letters(server, "SQL", lexicons=["words"]) == 5
+            assert await letters(server, "SQL", lexicons=[{"name": "words", "version": first["version"]}]) == 6
+            assert await letters(server, "SQL", lexicons=[{"SQL": "x"}, "words"]) == 1
+            assert [one["name"] for one in (await server.http.get(LEXICONS)).json()["lexicons"]] == ["words"]
+            assert (await server.http.get(f"{LEXICONS}/words")).json()["version"] == second["version"]
+            assert (await server.http.delete(f"{LEXICONS}/words")).status_code == 200
+            refused = await server.http.post(SPEECH, json={"input": "SQL", "lexicons": ["words"]})
+            check_error(refused, 404, "lexicons")
+
+    run(ask())
+
+
+def test_a_lexicon_belongs_to_its_key() -> None:
+    settings = dataclasses.replace(SETTINGS, api_keys=("one", "two"), admin_keys=("all",))
+
+    async def ask() -> None:
+        async with serving("shown", settings) as server:
+            one, two, everybody = ({"authorization": f"Bearer {key}"} for key in ("one", "two", "all"))
+            body = {"name": "mine", "rules": {"SQL": "sequel"}}
+            assert (await server.http.post(LEXICONS, json=body)).status_code == 401
+            await server.http.post(LEXICONS, json=body, headers=one)
+            await server.http.post(LEXICONS, json={**body, "name": "ours"}, headers=everybody)
+            asked = {"input": "SQL", "lexicons": ["mine"]}
+            assert (await server.http.post(SPEECH, json=asked, headers=one)).status_code == 200
+            check_error(await server.http.post(SPEECH, json=asked, headers=two), 404, "lexicons")
+            ours = {**asked, "lexicons": ["ours"]}
+            assert (await server.http.post(SPEECH, json=ours, headers=two)).status_code == 200
+            for headers, name in ((two, "mine"), (two, "ours")):
+                assert (await server.http.delete(f"{LEXICONS}/{name}", headers=headers)).status_code == 404
+
+    run(ask())
+
+
+def test_a_file_of_the_servers_folder_has_a_name(tmp_path: Path) -> None:
+    (tmp_path / "words.pls").write_text(PLS)
+    (tmp_path.parent / "secret.txt").write_text("a=b")
+    settings = dataclasses.replace(SETTINGS, reference_folder=str(tmp_path))
+
+    async def ask() -> None:
+        async with serving("shown", settings) as server:
+            assert await letters(server, "SQL", lexicons=["words.pls"]) == 10
+            (tmp_path / "words.pls").write_text(PLS.replace("sequel too", "sequel"))
+            assert await letters(server, "SQL", lexicons=["words.pls"]) == 6
+            for name in ("../secret.txt", "none.pls", "/etc/passwd"):
+                refused = await server.http.post(SPEECH, json={"input": "SQL", "lexicons": [name]})
+                check_error(refused, 404, "lexicons")
+
+    run(ask())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"name": "", "rules": {}}, {"name": "a/b", "rules": {}}, {"name": "a", "rules": [{"text": "x"}]}, {"rules": []}],
+)
+def test_what_is_no_lexicon_is_refused(body: dict[str, Any]) -> None:
+    async def ask() -> None:
+        async with serving("shown") as server:
+            assert (await server.http.post(LEXICONS, json=body)).status_code == 400
+
+    run(ask())
+
+
+def test_elevenlabs_dictionaries_are_lexicons() -> None:
+    async def ask() -> None:
+        async with serving("shown") as server:
+            rule = {"type": "alias", "string_to_replace": "SQL", "alias": "sequel"}
+            made = (
+                await server.http.post(f"{DICTIONARIES}/add-from-rules", json={"name": "a", "rules": [rule]})
+            ).json()
+            files = {"file": ("a.pls", PLS.encode())}
+            other = await server.http.post(f"{DICTIONARIES}/add-from-file", data={"name": "b"}, files=files)
+            assert other.json()["version_rules_num"] == 1
+            listed = (await server.http.get(DICTIONARIES)).json()["pronunciation_dictionaries"]
+            assert [one["name"] for one in listed] == ["a", "b"]
+            path = f"{DICTIONARIES}/{made['id']}"
+            more = {"rules": [{**rule, "string_to_replace": "XML", "alias": "x"}]}
+            assert (await server.http.post(f"{path}/add-rules", json=more)).json()["version_rules_num"] == 2
+            assert (await server.http.post(f"{path}/remove-rules", json={"rule_strings": ["SQL"]})).json()[
+                "version_rules_num"
+            ] == 1
+            assert [one["string_to_replace"] for one in (await server.http.get(path)).json()["rules"]] == ["XML"]
+            assert b"<alias>sequel</alias>" in (await server.http.get(f"{path}/{made['version_id']}/download")).content
+            locator = {"pronunciation_dictionary_id": made["id"], "version_id": made["version_id"]}
+            body = {"text": "SQL", "pronunciation_dictionary_locators": [locator]}
+            sent = await server.http.post("/v1/text-to-speech/low?output_format=pcm_8000", json=body)
+            assert len(sent.content) == 160 * 6
+            body["pronunciation_dictionary_locators"] = [{"pronunciation_dictionary_id": "unknown"}]
+            sent = await server.http.post("/v1/text-to-speech/low?output_format=pcm_8000", json=body)
+            assert sent.status_code == 404
+            async with socket(server, "/v1/text-to-speech/low/stream-input") as client:
+                await client.say({"text": " ", "pronunciation_dictionary_locators": [locator]})
+                assert "pronunciation_dictionary_locators" in (await client.hear_until())[-1]["message"]
+
+    run(ask())
+
+
+def test_cartesias_dictionaries_are_lexicons() -> None:
+    async def ask() -> None:
+        async with serving("shown") as server:
+            body = {"name": "a", "items": [{"text": "sql", "pronunciation": "sequel"}]}
+            made = (await server.http.post("/pronunciation-dicts/", json=body)).json()
+            assert made["items"][0]["alias"] == "sequel"
+            raw = {"container": "raw", "encoding": "pcm_s16le", "sample_rate": 8000}
+            asked = {"transcript": "SQL", "output_format": raw, "pronunciation_dict_id": made["id"]}
+            assert len((await server.http.post("/tts/bytes", json=asked)).content) == 160 * 6
+            path = f"/pronunciation-dicts/{made['id']}"
+            await server.http.patch(path, json={"items": [{"text": "sql", "alias": "x", "case_sensitive": True}]})
+            assert len((await server.http.post("/tts/bytes", json=asked)).content) == 160 * 3
+            assert len((await server.http.get("/pronunciation-dicts/")).json()["data"]) == 1
+            rest = await server.http.get("/pronunciation-dicts/", params={"starting_after": made["id"]})
+            assert rest.json()["data"] == []
+            assert (await server.http.delete(path)).status_code == 204
+            assert (await server.http.post("/tts/bytes", json=asked)).status_code == 404
+            async with session(server) as live:
+                assert (await live.refused("session.config", lexicons=["a"]))["param"] == "lexicons"
+
+    run(ask())
