@@ -8,10 +8,11 @@ fixed seeds, and none is one. What follows from the codes alone must be equal, w
 import ctypes
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from parity import Pages, capacity, pages_of
+from parity import Pages, begin, capacity, pages_of
 from tiny_talker import begin_talker, controls, random_prompt, tiny_config, tiny_talker
 
 from sonoro.core.types import SpeechRequest
@@ -19,14 +20,15 @@ from sonoro.models import registry
 from sonoro.models.base import Capacity
 from sonoro.models.qwen3_tts import compiled as module
 from sonoro.models.qwen3_tts.backbone import Talker
-from sonoro.models.qwen3_tts.compiled import CompiledFrame, CompiledTalker
+from sonoro.models.qwen3_tts.compiled import CompiledFrame, CompiledTalker, has_known_layout
 from sonoro.models.qwen3_tts.frame import frame
 from sonoro.models.qwen3_tts.model import Qwen3TTS
 from sonoro.models.qwen3_tts.prompt import TalkerPrompt
-from sonoro.models.qwen3_tts.state import FrameState, allocate
+from sonoro.models.qwen3_tts.state import FrameState, admit, allocate, stage
 from sonoro.native import build
 from sonoro.native.library import BLOCK, Codec, CompiledCode, Frame
 from sonoro.nn.linear import Linear
+from sonoro.ops.eight_bits import quantize
 from sonoro.words.heads import WordHeads
 from sonoro.words.tracking import Pointing
 
@@ -84,7 +86,7 @@ def test_codes_and_state_are_those_of_torch(library: CompiledCode, topology: str
     found, expected = (allocate(talker, CAPACITY, PAD, HEADS) for _ in range(2))
     for state in (found, expected):
         begin_talker(talker, state, prompts, torch.tensor([4, 2, 0, 3, 1]))
-    step = compiled_step(talker, found, library)
+    step = compiled_step(talker, found, library).frame
     # The batch changes; slots that are done stay in it, and the scratch slot pads it.
     for slots in [[4, 2], [4], [0, 1, 2, 3, 4], [3, 5, 5], *[[1, 4, 0, 3, 2]] * 18]:
         step(torch.tensor(slots))
@@ -102,9 +104,9 @@ def test_a_slot_does_not_depend_on_its_batch(library: CompiledCode) -> None:
         begin_talker(talker, state, prompts, torch.arange(4))
     steps = compiled_step(talker, together, library), compiled_step(talker, alone, library)
     for _ in range(12):
-        steps[0](torch.arange(4))
+        steps[0].frame(torch.arange(4))
         for slot in range(4):
-            steps[1](torch.tensor([slot]))
+            steps[1].frame(torch.tensor([slot]))
     # Bit by bit, unlike in torch.
     assert torch.equal(together.frames[:4], alone.frames[:4])
     assert torch.equal(together.pending[:4], alone.pending[:4])
@@ -140,6 +142,44 @@ def test_libraries_of_other_sources_are_stale(tmp_path: Path, monkeypatch: pytes
     assert not build.is_current(level, tmp_path)
     monkeypatch.setattr(build, "_FLAGS", ())
     assert not build.is_current(level)
+
+
+def test_a_quantised_model_has_a_compiled_step_where_bytes_are_read_fast(library: CompiledCode) -> None:
+    with torch.inference_mode(False):
+        talker = make_talker()
+        for layer in talker.model.layers.modules():
+            if isinstance(layer, Linear):
+                stored, layer.scale = quantize(layer.weight.data, "int8")
+                layer.weight.requires_grad_(False)
+                layer.weight.data = stored
+    assert has_known_layout(talker, library) == library.packs
+    if not library.packs:
+        return
+    prompt = random_prompt(40, controls(seed=2, max_frames=10))
+    found, expected = (allocate(talker, CAPACITY, PAD) for _ in range(2))
+    for state in (found, expected):
+        begin_talker(talker, state, [prompt], torch.tensor([2]))
+    step = compiled_step(talker, found, library)
+    while not expected.done[2]:
+        step.frame(torch.tensor([2]))
+        frame(talker, expected, torch.tensor([2]))
+    assert_equal(found, expected, [2])
+
+
+def test_a_prompt_that_runs_in_compiled_code_leaves_the_same_keys_and_values(library: CompiledCode) -> None:
+    talker = make_talker(is_stored_in_8_bits=True)
+    # Longer than the room for rows, and two of them packed.
+    prompts = [random_prompt(50 + index, controls(seed=index)) for index in range(2)]
+    found, expected = (allocate(talker, CAPACITY, PAD) for _ in range(2))
+    begin_talker(talker, expected, prompts, torch.tensor([1, 3]))
+    step = compiled_step(talker, found, library)
+    step.most = 4
+    runs = SimpleNamespace(stage=stage, admit=admit, prefill=lambda state, tokens: step.prefill(tokens))
+    begin(runs, found, prompts, torch.tensor([1, 3]))
+    for ours, theirs in ((found.cache.keys, expected.cache.keys), (found.cache.values, expected.cache.values)):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+        assert ours.any()
+    assert torch.equal(found.pending, expected.pending)
 
 
 @HAS_COMPILER
@@ -184,10 +224,10 @@ def test_the_builtin_voice_speaks_the_same_codes(builtin: Qwen3TTS) -> None:
         builtin.admit(state, slots)
         builtin.prefill(state, torch.arange(tokens))
     found, expected = states
-    step = builtin.compiled_frame(found)
+    step = builtin.compiled_steps(found)
     assert step is not None
     while not expected.done.all():
-        step(slots)
+        step.frame(slots)
         builtin.frame(expected, slots)
     assert_equal(found, expected, slots.tolist())
     assert expected.length[:4].min() > 5

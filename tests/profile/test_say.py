@@ -17,7 +17,7 @@ FIGURES = {"rtf", "rtf_cpu", "frame_ms", "frame_cpu_ms", "unit_ms", "frame_units
 def test_both_arms_are_timed_in_turns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, threads = tmp_path / "say.json", torch.get_num_threads()
     bench = SayBench(text="Hello there.", threads=(1, 2), repeats=2, out=out)
-    values = run(bench, FAMILIES["talker"].load(), is_cold_timed=False)
+    values = run(bench, {arm: FAMILIES["talker"].load() for arm in ARMS}, is_cold_timed=False)
     assert [(row["arm"], row["threads"]) for row in values["rows"]] == [
         (arm, count) for count in (1, 2) for arm in ARMS
     ]

@@ -14,7 +14,7 @@ from torch import Tensor
 from sonoro.core.config import EngineConfig
 from sonoro.engine.decoding import Decoding
 from sonoro.engine.device_state import DeviceState
-from sonoro.models.base import CompiledModel, SlotState, SpeechModel, TextPromptModel, WatchedModel
+from sonoro.models.base import CompiledModel, CompiledSteps, SlotState, SpeechModel, TextPromptModel, WatchedModel
 from sonoro.runtime.graphs import Compiled, GraphPool, GraphSet, no_garbage_collection
 from sonoro.runtime.phases import Phases
 
@@ -39,12 +39,14 @@ class GraphSets:
             model.prefill(slots, tokens)
 
         self.admits = self._new_set("admit", admit, config.frame_batches, state.scratch)
-        self.prefills = self._new_set("prefill", prefill, config.prefill_buckets, max_tokens)
+        steps = self._steps_of(slots)
+        compiled = None if steps is None else Compiled(steps.prefill, max_tokens)
+        self.prefills = self._new_set("prefill", prefill, config.prefill_buckets, max_tokens, compiled)
         self.text_prefills: GraphSet | None = None
         if isinstance(model, TextPromptModel):
             of_text = functools.partial(model.prefill_text, slots)
             self.text_prefills = self._new_set("prefill text", of_text, config.prefill_buckets, max_tokens)
-        self.frames = self._frames_of(slots)
+        self.frames = self._frames_of(slots, steps)
         self.to_come = 0
         """How many sizes are not captured yet; batches are padded to a larger one until they are."""
 
@@ -114,7 +116,7 @@ class GraphSets:
 
     def watch(self, state: SlotState) -> None:
         """Recapture the decode step on `state`, which watches other heads: two sizes now, the others are `to_come`."""
-        frames = self._frames_of(state)
+        frames = self._frames_of(state, self._steps_of(state))
         first = sorted({*frames.sizes[:1], *frames.sizes[-1:]})
         self._check_kernels(state, first)
         frames.capture(first)
@@ -133,7 +135,12 @@ class GraphSets:
         how: dict[str, Any] = {"pool": self._pool, "is_eager": self._config.is_eager, "compiled": compiled}
         return GraphSet(name, function, sizes, scratch, self._state.device, **how)
 
-    def _frames_of(self, state: SlotState) -> GraphSet:
+    def _steps_of(self, state: SlotState) -> CompiledSteps | None:
+        """The compiled code of the model on `state`, if it is used."""
+        model = self._model
+        return model.compiled_steps(state) if isinstance(model, CompiledModel) and not self._config.is_eager else None
+
+    def _frames_of(self, state: SlotState, steps: CompiledSteps | None) -> GraphSet:
         """The graph set of a decode step on `state`."""
         model, decoding = self._model, self._decoding
         watched = model.attention(state) if isinstance(model, WatchedModel) else None
@@ -144,9 +151,8 @@ class GraphSets:
             attention = None if watched is None else watched[slots]
             return length, done, attention, *decoding.newest(state.frames, slots, length)
 
-        eager = functools.partial(frame, step=functools.partial(model.frame, state))
-        step = None if self._config.is_eager or not isinstance(model, CompiledModel) else model.compiled_frame(state)
-        compiled = None if step is None else Compiled(functools.partial(frame, step=step), step.most)
+        eager = functools.partial(frame, step=lambda batch: model.frame(state, batch))
+        compiled = None if steps is None else Compiled(functools.partial(frame, step=steps.frame), steps.most)
         return self._new_set("frame", eager, self._config.frame_batches, self._state.scratch, compiled)
 
     def _first_sizes(self, graphs: GraphSet) -> Sequence[int]:

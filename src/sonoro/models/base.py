@@ -277,21 +277,25 @@ class WatchedModel(Protocol):
         first on; None if nothing is watched."""
 
 
-class CompiledStep(Protocol):
-    """`SpeechModel.frame` of one state in compiled code, for at most `most` slots."""
+class CompiledSteps(Protocol):
+    """`SpeechModel.frame`, for at most `most` slots, and `SpeechModel.prefill` of one state in compiled code: the same
+    up to the rounding of sums in another order."""
 
     most: int
 
-    def __call__(self, slots: Tensor) -> None:
-        """A frame for each of `slots` [B] int64: the same codes, up to the rounding of sums in another order."""
+    def frame(self, slots: Tensor) -> None:
+        """A frame for each of `slots` [B] int64."""
+
+    def prefill(self, tokens: Tensor) -> None:
+        """Run `tokens` [T] int64 of the staging area."""
 
 
 @runtime_checkable
 class CompiledModel(Protocol):
-    """A `SpeechModel` with a decode step in compiled code, for a CPU."""
+    """A `SpeechModel` with compiled code for a CPU."""
 
-    def compiled_frame(self, state: Any) -> CompiledStep | None:
-        """The step of `state`; None, with the reason in the log, where there is no compiled code for it."""
+    def compiled_steps(self, state: Any) -> CompiledSteps | None:
+        """Those of `state`; None, with the reason in the log, where there is no compiled code for it."""
 
 
 @runtime_checkable

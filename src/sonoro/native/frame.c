@@ -125,9 +125,10 @@ static void attend(const Stack *stack, const Layer *layer, float *qkv, int64_t s
     }
 }
 
-/* Run `count` rows of `room->x`, at `positions` of `slots`, through all layers and the final norm: into `room->normed`. */
+/* Run `count` rows of `room->x`, at `positions` of `slots`, through all layers and the final norm: into `room->normed`. Rows
+ * of one slot are in order of positions. With `fills_cache`, only keys and values are of use. */
 static void run_stack(const Stack *stack, const Room *room, int64_t count, const int64_t *slots, const int64_t *positions,
-                      const Watch *watch) {
+                      const Watch *watch, bool fills_cache) {
     const int64_t width = stack->width, inner = stack->inner, wide = (stack->heads + 2 * stack->kv_heads) * stack->head_width;
     int64_t first_watched = 0;
     for (int64_t index = 0; index < stack->count; index++) {
@@ -138,6 +139,7 @@ static void run_stack(const Stack *stack, const Room *room, int64_t count, const
         for (int64_t i = 0; i < count; i++)
             attend(stack, layer, room->wide + i * wide, slots[i], positions[i], watch, first_watched, room->scores,
                    room->attended + i * stack->heads * stack->head_width);
+        if (fills_cache && index == stack->count - 1) return;
         first_watched += layer->watched_count;
         multiply(&layer->out, room->attended, count, room->normed);
         add(room->x, room->normed, count * width);
@@ -269,7 +271,7 @@ static void run_depth(const Frame *frame, const int64_t *slots, int64_t count, i
             room->slots[i] = slots[i];
             room->slots[before + i] = slots[i];
         }
-        run_stack(depth, room, rows, room->slots, room->positions, NULL);
+        run_stack(depth, room, rows, room->slots, room->positions, NULL, false);
         multiply(frame->depth_heads + book - 1, room->normed + before * width, count, room->logits);
         for (int64_t i = 0; i < count; i++) {
             const Controls *controls = (const Controls *)frame->rest_controls + slots[i];
@@ -318,7 +320,7 @@ EXPORT void sonoro_frame(const Frame *frame, const int64_t *slots, int64_t count
     }
     if (active) {
         const int64_t logits = frame->head.rows;
-        run_stack(&frame->backbone, room, active, stepped, room->positions, frame->watch.out ? &frame->watch : NULL);
+        run_stack(&frame->backbone, room, active, stepped, room->positions, frame->watch.out ? &frame->watch : NULL, false);
         multiply(&frame->head, room->normed, active, room->logits);
         for (int64_t i = 0; i < active; i++) {
             const Controls *controls = (const Controls *)frame->first_controls + stepped[i];
@@ -326,6 +328,20 @@ EXPORT void sonoro_frame(const Frame *frame, const int64_t *slots, int64_t count
         }
         run_depth(frame, stepped, active, codes);
         for (int64_t i = 0; i < active; i++) append(frame, stepped[i], codes + i * books);
+    }
+    restore_denormals(before);
+}
+
+/* Write the keys and values of prompt tokens, whose inputs are `rows` [count, width], to the pages of `slots`; `most` rows
+ * fit into the room. */
+EXPORT void sonoro_prefill(const Frame *frame, const float *rows, const int64_t *slots, const int64_t *positions, int64_t count,
+                           int64_t most) {
+    const int64_t width = frame->backbone.width;
+    const unsigned before = flush_denormals();
+    for (int64_t first = 0; first < count; first += most) {
+        const int64_t taken = count - first < most ? count - first : most;
+        memcpy(frame->room.x, rows + first * width, taken * width * sizeof *rows);
+        run_stack(&frame->backbone, &frame->room, taken, slots + first, positions + first, NULL, true);
     }
     restore_denormals(before);
 }

@@ -31,6 +31,8 @@
 #define BLOCK 64             /* rows of an int8 weight that are summed together: as many vectors as hide a product's latency */
 #define VECTORS (BLOCK / LANES)
 #define SETS (LANES == 16 ? 2 : 1) /* of such sums, as many as registers hold */
+#define PAIR 2                     /* vectors of a row that are summed together where several rows are */
+#define FEW 4                      /* rows for which an int8 weight is widened once */
 
 typedef float floats __attribute__((vector_size(4 * LANES)));
 typedef int32_t ints __attribute__((vector_size(4 * LANES)));
@@ -68,16 +70,27 @@ static inline floats widen(const int8_t *from) {
 #endif
 }
 
-/* One block of an int8 weight: `y` [BLOCK] = the rows of `block` times `x`. */
-static inline void block_product(const int8_t *block, const float *x, int64_t columns, float *y) {
-    floats sums[SETS][VECTORS] = {0};
+/* `vectors` of a block of an int8 weight, from `first` on, by `height` rows of `x`: `y` [height, BLOCK]. The order of the
+ * sums does not depend on the height, so a row is the same in any batch. */
+static inline __attribute__((always_inline)) void block_product(const int8_t *block, const int first, const int vectors,
+                                                                 const float *x, int64_t columns, const int height, float *y) {
+    floats sums[SETS][height][vectors];
+    memset(sums, 0, sizeof sums);
     int64_t column = 0;
-    for (; column + SETS <= columns; column += SETS)
+    for (block += first * LANES; column + SETS <= columns; column += SETS)
         for (int set = 0; set < SETS; set++, block += BLOCK)
-            for (int i = 0; i < VECTORS; i++) sums[set][i] += widen(block + i * LANES) * x[column + set];
+            for (int v = 0; v < vectors; v++) {
+                const floats weight = widen(block + v * LANES);
+                for (int i = 0; i < height; i++) sums[set][i][v] += weight * x[i * columns + column + set];
+            }
     for (; column < columns; column++, block += BLOCK)
-        for (int i = 0; i < VECTORS; i++) sums[0][i] += widen(block + i * LANES) * x[column];
-    for (int i = 0; i < VECTORS; i++) store(y + i * LANES, SETS == 2 ? sums[0][i] + sums[SETS - 1][i] : sums[0][i]);
+        for (int v = 0; v < vectors; v++) {
+            const floats weight = widen(block + v * LANES);
+            for (int i = 0; i < height; i++) sums[0][i][v] += weight * x[i * columns + column];
+        }
+    for (int i = 0; i < height; i++)
+        for (int v = 0; v < vectors; v++)
+            store(y + i * BLOCK + (first + v) * LANES, SETS == 2 ? sums[0][i][v] + sums[SETS - 1][i][v] : sums[0][i][v]);
 }
 
 /* `y` [count, rows] = W x + bias for `x` [count, columns]. The weight is read once, whatever the count. */
@@ -86,12 +99,18 @@ static inline void multiply(const Product *product, const float *x, int64_t coun
     const float *bias = product->bias;
     if (product->packed) {
         for (int64_t first = 0; first < rows; first += BLOCK) {
+            const int8_t *block = product->packed + first * columns;
             const int64_t used = rows - first < BLOCK ? rows - first : BLOCK;
-            for (int64_t i = 0; i < count; i++) {
-                float sums[BLOCK];
-                block_product(product->packed + first * columns, x + i * columns, columns, sums);
-                for (int64_t row = 0; row < used; row++)
-                    y[i * rows + first + row] = sums[row] * product->scale[first + row] + (bias ? bias[first + row] : 0);
+            for (int64_t i = 0; i < count;) {
+                float sums[FEW * BLOCK];
+                const int64_t taken = count - i < FEW ? 1 : FEW;
+                if (taken == 1) block_product(block, 0, VECTORS, x + i * columns, columns, 1, sums);
+                else
+                    for (int v = 0; v < VECTORS; v += PAIR) block_product(block, v, PAIR, x + i * columns, columns, FEW, sums);
+                for (int64_t end = i + taken, of = 0; i < end; i++, of++)
+                    for (int64_t row = 0; row < used; row++)
+                        y[i * rows + first + row] =
+                            sums[of * BLOCK + row] * product->scale[first + row] + (bias ? bias[first + row] : 0);
             }
         }
         return;
@@ -122,7 +141,6 @@ static inline void multiply(const Product *product, const float *x, int64_t coun
  * is packed as [ceil(out / COLUMNS)][taps * in][COLUMNS]; a tile of it by TALL rows is summed in registers. */
 #define COLUMNS 32
 #define TALL (LANES == 16 ? 12 : 6)
-#define PAIR 2 /* vectors of one tile's row */
 
 typedef struct {
     const float *weight, *bias; /* bias: padded to columns of the weight */

@@ -12,6 +12,7 @@ from ctypes import POINTER, Structure, c_bool, c_float, c_int64, c_void_p
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sonoro.native.build import is_current, levels, library
@@ -134,6 +135,8 @@ class CompiledCode:
         self._functions = ctypes.CDLL(str(path))
         self.step = self._functions.sonoro_frame
         self.step.argtypes, self.step.restype = [c_void_p, c_void_p, c_int64, c_void_p, c_void_p], None
+        self.prefill = self._functions.sonoro_prefill
+        self.prefill.argtypes, self.prefill.restype = [*[c_void_p] * 4, c_int64, c_int64], None
         self.decode = self._functions.sonoro_decode
         self.decode.argtypes = [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p]
         self.decode.restype = None
@@ -149,13 +152,22 @@ class CompiledCode:
             function.restype = c_int64
         return functions[0](), functions[1]()
 
-    def pack(self, weight: Tensor) -> tuple[Tensor, Tensor] | None:
-        """`weight` [N, K] float32, stored by input, as int8 [ceil(N / BLOCK), K, BLOCK] and a scale [N], if that is
-        exact, as it is for a checkpoint in 8 bits; else None. Takes a nanosecond a number, or stops at the first."""
-        if self.level not in _NEEDS:
-            # Where widening bytes takes longer than reading floats: 21 ms a frame of the built-in voice, in place of 9.
-            return None
+    @property
+    def packs(self) -> bool:
+        """Whether weights are read in 8 bits: not where widening takes longer than reading floats (a frame of the
+        built-in voice without AVX2: 21 ms, in place of 11)."""
+        return self.level in _NEEDS
+
+    def pack(self, weight: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
+        """`weight` [N, K] as int8 [ceil(N / BLOCK), K, BLOCK] with a scale [N], where weights are read so. Without a
+        `scale` it is float32, stored by input, and packed only if that is exact, as for a checkpoint in 8 bits: a
+        nanosecond a number, or the first."""
         rows, columns = weight.shape
+        if not self.packs:
+            return None
+        if scale is not None:
+            padded = F.pad(weight, (0, 0, 0, -rows % BLOCK))
+            return padded.unflatten(0, (-1, BLOCK)).transpose(1, 2).contiguous(), scale
         assert weight.t().is_contiguous()
         packed = torch.zeros(-(-rows // BLOCK), columns, BLOCK, dtype=torch.int8)
         scale = torch.empty(rows)

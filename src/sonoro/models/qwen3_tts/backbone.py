@@ -39,7 +39,7 @@ class Talker(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.codec_head.weight.dtype
+        return self.model.norm.weight.dtype
 
     @property
     def device(self) -> torch.device:

@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 
 from sonoro.native.library import CompiledCode, Frame, Layer, Product, Room, Stack, Watch, load
-from sonoro.nn.kvcache import PagedKVCache
+from sonoro.nn.kvcache import PackedTokens, PagedKVCache
 from sonoro.nn.linear import Linear
 from sonoro.nn.transformer import DecoderLayer, DecoderStack, Rotary
 
 from .backbone import Talker
 from .config import MIN_FRAMES
-from .state import FrameState
+from .state import FrameState, prefill
 
 logger = logging.getLogger(__name__)
 
-MOST_SLOTS = 16
+MOST_SLOTS = 64
 """Larger batches run in torch. One core of an AMD EPYC, built-in voice, CPU ms a frame of 1, 4, 8, 16 and 24 slots:
 2.2, 8.3, 15.8, 31.5 and 46.3; in torch 31.6, 44.4, 53.6, 63.5 and 72.8."""
 
@@ -47,11 +47,11 @@ class CompiledTalker:
         """That of `talker`; None, said in the log, without a library for this machine, or for another layout."""
         if talker.device.type != "cpu":
             return None
-        if not has_known_layout(talker):
-            logger.info("event=decode_step code=torch reason='float32 with a table of all text has compiled code'")
-            return None
         library = load()
-        return None if library is None else cls(talker, library)
+        if library is None or not has_known_layout(talker, library):
+            logger.info("event=decode_step code=torch")
+            return None
+        return cls(talker, library)
 
     def product(self, part: Linear) -> Product:
         return self._products[id(part)]
@@ -59,29 +59,39 @@ class CompiledTalker:
     def _product(self, part: Linear) -> Product:
         bias = None if part.bias is None else part.bias.data_ptr()
         shape = (bias, *part.weight.shape)
-        packed = self.library.pack(part.weight.data)
+        packed = self.library.pack(part.weight.data, part.scale)
         if packed is None:
             return Product(part.weight.data_ptr(), None, None, *shape)
         self._kept.append(packed)
+        if part.scale is None:
+            # The same numbers in a quarter of the memory, for what runs in torch after all.
+            weight, part.scale = packed
+            part.weight.requires_grad_(False)
+            part.weight.data = weight.transpose(1, 2).flatten(0, 1)[: len(part.weight)].contiguous()
         return Product(None, *(tensor.data_ptr() for tensor in packed), *shape)
 
 
-def has_known_layout(talker: Talker) -> bool:
-    """Whether the compiled code knows the layout of `talker`: float32, with a table of all text."""
+def has_known_layout(talker: Talker, library: CompiledCode) -> bool:
+    """Whether `library` knows the layout of `talker`: float32, or int8 where it is fast, with a table of all text."""
     parts = [part for part in talker.modules() if isinstance(part, Linear)]
-    return talker.text_table is not None and all(
-        part.weight.dtype == torch.float32 and part.scale is None and part.weight.t().is_contiguous() for part in parts
+    return (
+        talker.text_table is not None
+        and talker.dtype == torch.float32
+        and all(
+            part.weight.t().is_contiguous() if part.scale is None else library.packs and part.weight.dtype == torch.int8
+            for part in parts
+        )
     )
 
 
 class CompiledFrame:
-    """`frame` for `slots` [B] int64 of one state, at most `MOST_SLOTS`. Nothing is allocated."""
+    """`CompiledSteps` of a talker and one state. A frame allocates nothing."""
 
     most = MOST_SLOTS
 
     def __init__(self, compiled: CompiledTalker, state: FrameState) -> None:
         talker, self._kept = compiled.talker, list[Any]([compiled])
-        self._step = compiled.library.step
+        self._code, self._talker, self._state = compiled.library, talker, state
         books, rows = talker.codebooks, 2 * self.most
         self._codes = torch.zeros(self.most, books, dtype=torch.int64)
         self._stepped = torch.zeros(self.most, dtype=torch.int64)
@@ -100,10 +110,21 @@ class CompiledFrame:
             _, watched, columns = state.watch.attention.shape
             frame.watch = Watch(self._at(state.watch.spans), self._at(state.watch.attention), watched, columns)
 
-    def __call__(self, slots: Tensor) -> None:
+    def frame(self, slots: Tensor) -> None:
+        """A frame for each of `slots` [B] int64, at most `MOST_SLOTS`."""
         assert slots.shape[0] <= self.most
         room = self._codes.data_ptr(), self._stepped.data_ptr()
-        self._step(ctypes.byref(self._frame), slots.data_ptr(), slots.shape[0], *room)
+        self._code.step(ctypes.byref(self._frame), slots.data_ptr(), slots.shape[0], *room)
+
+    def prefill(self, tokens: Tensor) -> None:
+        """`SpeechModel.prefill`."""
+        prefill(self._talker, self._state, tokens, self._run)
+
+    def _run(self, rows: Tensor, tokens: PackedTokens) -> None:
+        given = rows.contiguous(), tokens.slots.contiguous(), tokens.positions.contiguous()
+        self._code.prefill(
+            ctypes.byref(self._frame), *(tensor.data_ptr() for tensor in given), len(rows), 2 * self.most
+        )
 
     def _at(self, tensor: Tensor) -> int:
         """The address of `tensor`, which is kept as long as this object."""

@@ -143,12 +143,14 @@ class Qwen3TTS(ReadsText):
     def frame(self, state: FrameState, slots: Tensor, record: list[Tensor] | None = None) -> None:
         frame.frame(self._modules.lm.talker, state, slots, record)
 
-    def compiled_frame(self, state: FrameState) -> CompiledFrame | None:
-        """`CompiledModel.compiled_frame`; None on a GPU, and for layouts and dtypes that the compiled code lacks."""
+    def compiled_steps(self, state: FrameState) -> CompiledFrame | None:
+        """`CompiledModel.compiled_steps`; None on a GPU, and for layouts and dtypes that the compiled code lacks."""
         return None if self._compiled is None else CompiledFrame(self._compiled, state)
 
     @functools.cached_property
     def _compiled(self) -> CompiledTalker | None:
+        # Of the weights as they were loaded: the compiled code keeps them in another form.
+        assert self.fingerprint
         return CompiledTalker.of(self._modules.lm.talker)
 
     def check_kernels(self, state: FrameState, batch: int) -> None:

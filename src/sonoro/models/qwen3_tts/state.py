@@ -3,7 +3,7 @@
 The ids of a prompt token: the index of its staged x-vector (scratch for none), text id, K code ids."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,7 @@ from sonoro.models.shared.slots import (
     fill_backbone,
     stage_prompts,
 )
+from sonoro.nn.kvcache import PackedTokens
 from sonoro.runtime.ring import upload
 from sonoro.runtime.sampling import Controls
 from sonoro.words.heads import WordHeads
@@ -132,10 +133,15 @@ def append_text(state: FrameState, slots: Sequence[int], starts: Sequence[int], 
     state.text_ids.index_put_((rows, columns), values)
 
 
-def prefill(talker: Talker, state: FrameState, tokens: Tensor) -> None:
-    """`SpeechModel.prefill`; each prompt's last input becomes pending. No sync."""
+def prefill(
+    talker: Talker,
+    state: FrameState,
+    tokens: Tensor,
+    run: Callable[[Tensor, PackedTokens], None] | None = None,
+) -> None:
+    """`SpeechModel.prefill`; each prompt's last input becomes pending. `run`: as for `fill_backbone`. No sync."""
 
     def embed(ids: Tensor) -> Tensor:
         return talker.embed_rows(ids[:, 1], ids[:, 2:], state.voices.x_vectors[ids[:, 0]])
 
-    fill_backbone(state, tokens, talker.model, embed)
+    fill_backbone(state, tokens, talker.model, embed, run)

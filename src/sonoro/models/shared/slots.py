@@ -278,17 +278,25 @@ def staged_tokens(state: BackboneState, tokens: Tensor) -> tuple[PackedTokens, T
 
 
 def fill_backbone(
-    state: BackboneState, tokens: Tensor, backbone: DecoderStack, embed: Callable[[Tensor], Tensor]
+    state: BackboneState,
+    tokens: Tensor,
+    backbone: DecoderStack,
+    embed: Callable[[Tensor], Tensor],
+    run: Callable[[Tensor, PackedTokens], None] | None = None,
 ) -> None:
     """Prefill the staged tokens with indices `tokens` [T] int64, from 0 on; each prompt's last input becomes pending.
     Capturable.
 
     `embed` maps their ids [T, V] to the backbone's inputs [T, H]. The last token of a prompt is run here and again by
-    the first step, which overwrites its keys and values with the same."""
+    the first step, which overwrites its keys and values with the same. `run`, if given, runs the inputs in place of
+    `backbone`."""
     packed, pending, ids = staged_tokens(state, tokens)
     parts = ids.split(_EMBEDDED_AT_ONCE)
     rows = embed(ids) if len(parts) == 1 else torch.cat([embed(part) for part in parts])
-    run_prompts(state, backbone, rows, state.rotary, state.cache, packed, is_output_used=False)
+    if run is None:
+        run_prompts(state, backbone, rows, state.rotary, state.cache, packed, is_output_used=False)
+    else:
+        run(rows, packed)
     state.pending[pending] = rows
 
 
