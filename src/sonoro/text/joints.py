@@ -1,7 +1,8 @@
 """Where a text that is still arriving can be cut so that its parts read as the whole does. Knows no model.
 
-A joint is a space between two plain words in lower case that no class of `english.classes` reads together, or the end
-of a list item, and never stands in what `structure` reads as a whole: a heading, a link, a table, code.
+A joint is a space between two plain words in lower case that no class of `english.classes` reads together, or behind a
+mark before such a word or an amount of money, or the end of a list item. It never stands in what `structure` reads as a
+whole: a heading, a link, a table, code.
 """
 
 import re
@@ -13,8 +14,16 @@ _CONTEXTS = (
 """Words that may be read together with the one behind them, once a number follows or has gone before."""
 
 _JOINT = re.compile(
-    rf"(?<!\S)(?<![\d½⅓⅔¼¾⅛]\s)(?!(?:{_CONTEXTS})[ ])[a-z]{{2,}}[ ](?=[a-z][a-z ])(?![ivxlc]+(?![a-z]))"
+    rf"(?<!\S)(?<![\d½⅓⅔¼¾⅛]\s)(?!(?:{_CONTEXTS})[ ]|(?:is|was)[ ][a-z]*(?:\d|\Z))"
+    r"[a-z]{2,}[ ](?=[a-z][a-z ])(?![ivxlc]+(?![a-z]))"
 )
+_MARK_JOINT = re.compile(
+    rf"(?<!\S)(?!(?i:{_CONTEXTS})[,;:])[^\s,;:\[\](){{}}<>]{{0,40}}[A-Za-z\d%][,;:][ ]"
+    r"(?=(?!ext\b)[a-z]{2,}[ ]|[$£€]\d{1,3}(?:,\d{3})*[,;:]?[ ])(?![ivxlc]+(?![a-z]))"
+)
+"""Behind a comma, a semicolon or a colon: what was before it is settled, and a class reads on behind it only where a
+number or a capital follows."""
+
 _MARKED_LINE = re.compile(
     r"(?m)^(?:[ \t]*(?:\#{1,6}[ \t] | > | \| | ``` | ~~~ | [-*+•‣◦–][ \t] | (?:\d{1,9}|[a-zA-Z])[.)][ \t]) | [ \t]+\S)",
     re.VERBOSE,
@@ -57,9 +66,10 @@ def _joint_of(text: str, start: int, end: int) -> tuple[int, bool]:
         return (items[-1], True) if items else (0, False)
     marked = _MARKED_LINE.search(text, start, end)
     stop = marked.start() if marked else end
-    for found in reversed(list(_JOINT.finditer(text, start, stop))):
-        if _is_balanced(text[start : found.end()]):
-            return found.end(), False
+    joints = (found.end() for form in (_JOINT, _MARK_JOINT) for found in form.finditer(text, start, stop))
+    for at in sorted(joints, reverse=True):
+        if _is_balanced(text[start:at]):
+            return at, False
     return 0, False
 
 

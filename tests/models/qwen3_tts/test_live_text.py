@@ -110,6 +110,8 @@ JOINED = (
     "the Main St is long, the Main St Apt 5 is not",
     "in World War II and the XIX century so it was",
     "first of it\n## Getting started with it\nOpen the box of it.",
+    "your otp is ab9453, it was 2h 15m, and the code: is 4071",
+    "from 10 May: $1,200, or 7% of it; the pages: 3, ext 5",
     "see [the user guide of it](https://example.com/a 'a title of it') for more, or [this is it",
 )
 """Rules that read words together: live text must not be given up between them."""

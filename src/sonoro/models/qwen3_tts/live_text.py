@@ -68,10 +68,12 @@ class LiveSegment:
         if not cut:
             return []
         spoken = self._prompts.normalize(self._raw[:cut], self._format)
-        # The full stop is not of the text, unless a list item ends; the space before the next word is.
+        # The full stop is not of the text, unless a list item ends; a comma and the space before the next word are.
         text = spoken.text if is_sentence else spoken.text.removesuffix(".")
+        is_mark = not is_sentence and self._raw[cut - 2] in ",;:" and text != spoken.text
+        mark = SpokenText("," * is_mark).moved(cut - 2)
         joint = SpokenText(" " * bool(text)).moved(cut - 1)
-        return self._give(joined([spoken.part(0, len(text)), joint]), cut)
+        return self._give(joined([spoken.part(0, len(text)), mark, joint]), cut)
 
     def finish(self) -> list[int]:
         """The remaining ids and the end of text; empty if the segment has nothing to speak."""

@@ -24,8 +24,10 @@ _BARE = re.compile(
     re.IGNORECASE,
 )
 _MILITARY = re.compile(r"(?P<hour>[01]\d|2[0-4])(?P<minute>[0-5]\d)(?P<unit>\s?(?:hours|hrs?)\b)")
+_NEXT = r"(?:,?\s?(?=\d))?"
 _DURATION = re.compile(
-    r"(?:(?P<d>\d+)\s?d(?:ays?)?,?\s?)?(?:(?P<h>\d+)\s?h(?:(?:ou)?rs?)?,?\s?)?(?:(?P<m>\d+)\s?m(?:in(?:ute)?s?)?,?\s?)?(?:(?P<s>\d+)\s?s(?:ec(?:ond)?s?)?)?(?![\w])"
+    rf"(?:(?P<d>\d+)\s?d(?:ays?)?{_NEXT})?(?:(?P<h>\d+)\s?h(?:(?:ou)?rs?)?{_NEXT})?"
+    rf"(?:(?P<m>\d+)\s?m(?:in(?:ute)?s?)?{_NEXT})?(?:(?P<s>\d+)\s?s(?:ec(?:ond)?s?)?)?(?![\w])"
 )
 _AT = re.compile(r"T(?=\d\d:\d\d)")
 _UNITS = (("d", "day"), ("h", "hour"), ("m", "minute"), ("s", "second"))
@@ -128,6 +130,7 @@ EXAMPLES = (
     ("at 24:00 or 23:05", "at twenty four hundred or twenty three oh five."),
     ("2pm-5pm; 4:00 am - 8:12 pm", "two p m to five p m, four ay m to eight twelve p m."),
     ("open 9-5pm", "open nine to five p m."),
+    ("2 hours 15 min, then more", "two hours fifteen minutes, then more."),
     ("1.59 p.m. est", "one fifty nine p m E S T."),
     ("1h30m; 2h 45min; 1d 4h", "one hour thirty minutes, two hours forty five minutes, one day four hours."),
     ("at 0600 hours, 1430 hrs", "at oh six hundred hours, fourteen thirty hours."),
