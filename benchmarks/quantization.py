@@ -209,7 +209,7 @@ def _decided(state: Any, record: list[Tensor]) -> tuple[Tensor, Tensor | None]:
     """Of what a frame records: the logits [B, V] of its first decision, and its patches [B, P, D] if it has any."""
     if not state.frames.is_floating_point():
         return record[0], None
-    _, _, stop, patches = record
+    *_, stop, patches = record
     return stop, patches
 
 

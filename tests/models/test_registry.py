@@ -54,7 +54,7 @@ def test_the_dtype_is_the_one_asked_for(folder: Path, dtype: torch.dtype | str) 
     assert registry.load(folder, device="cpu", dtype=dtype).dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("name", registry.names()[1:])
+@pytest.mark.parametrize("name", [name for name in registry.names()[1:] if not name.startswith("pocket-")])
 def test_a_released_configuration_is_described_without_its_weights(name: str) -> None:
     described = registry.describe(name, device="cpu", dtype="bfloat16")
     assert described.spec.name == name

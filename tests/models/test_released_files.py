@@ -23,13 +23,25 @@ from sonoro.models.fish_s2 import config as fish_s2_config
 from sonoro.models.voxcpm2 import config as voxcpm2_config
 from sonoro.nn import stored
 
-CODECS = {"talker": "speech_tokenizer/model.safetensors", "dual_ar": "codec.pth", "patches": "audiovae.pth"}
+CODECS = {
+    "talker": "speech_tokenizer/model.safetensors",
+    "dual_ar": "codec.pth",
+    "patches": "audiovae.pth",
+    "latents": "model.safetensors",
+}
+"""Pocket TTS has both in one file."""
 HEADS = {
     "talker": ("talker.lm_head.weight", "talker.model.text_embedding.weight"),
     "dual_ar": ("lm_head.weight", "text_model.model.embeddings.weight"),
     "patches": ("base_lm.lm_head.weight", "base_lm.embed_tokens.weight"),
+    "latents": ("flow_lm.lm_head.weight", "flow_lm.conditioner.embed.weight"),
 }
-LAYERS = {"talker": "talker.model.", "dual_ar": "text_model.model.", "patches": "base_lm."}
+LAYERS = {
+    "talker": "talker.model.",
+    "dual_ar": "text_model.model.",
+    "patches": "base_lm.",
+    "latents": "flow_lm.transformer.",
+}
 
 
 @pytest.fixture
@@ -123,7 +135,7 @@ def test_a_configuration_may_lack_keys_and_have_others(released: str, how: str, 
 @pytest.mark.parametrize("kind", ["safetensors", "shards", "bin", "wrapped bin", "bin shards"])
 def test_both_files_load_in_every_format(folder: Path, name: str, kind: str) -> None:
     expected = load(folder)
-    for file in ("model.safetensors", CODECS[name]):
+    for file in dict.fromkeys(("model.safetensors", CODECS[name])):
         write(kind, folder / file)
         found = load(folder)
         assert found.model.fingerprint == expected.model.fingerprint
@@ -137,7 +149,7 @@ def test_no_format_runs_what_is_in_the_file(folder: Path, name: str, tmp_path_fa
         def __reduce__(self) -> tuple[object, ...]:
             return (open, (str(trap), "w"))
 
-    for file in ("model.safetensors", CODECS[name]):
+    for file in dict.fromkeys(("model.safetensors", CODECS[name])):
         tensors = take(folder / file)
         stem = (folder / file).stem
         other = (folder / file).with_name("pytorch_model.bin" if stem == "model" else f"{stem}.bin")
@@ -153,7 +165,7 @@ def test_what_nothing_reads_is_skipped_and_named_once(
 ) -> None:
     expected = load(folder)
     caplog.clear()
-    model, codec = take(folder / "model.safetensors"), take(folder / CODECS[name])
+    model = take(folder / "model.safetensors")
     head, embedding = HEADS[name]
     extra = {
         head: model[embedding].clone(),
@@ -163,8 +175,11 @@ def test_what_nothing_reads_is_skipped_and_named_once(
         "reward_model.layers.0.weight": torch.ones(3),
     }
     beside = {"decoder.freqs_cis": torch.ones(3), "discriminator.0.weight": torch.ones(2, 2)}
+    if CODECS[name] == "model.safetensors":
+        model |= beside
+    else:
+        torch.save(take(folder / CODECS[name]) | beside, (folder / CODECS[name]).with_suffix(".bin"))
     torch.save(model | extra, folder / "pytorch_model.bin")
-    torch.save(codec | beside, (folder / CODECS[name]).with_suffix(".bin"))
     with caplog.at_level(logging.WARNING):
         loaded = load(folder)
     assert set(loaded.skipped) == {*extra, *beside, *expected.skipped}
@@ -183,7 +198,7 @@ def test_a_head_that_is_not_the_embedding_is_refused(folder: Path, name: str) ->
 
 @pytest.mark.parametrize("kind", ["bin", "bin shards", "shards"])
 def test_what_is_needed_stays_needed_in_every_format(folder: Path, name: str, kind: str) -> None:
-    for file in ("model.safetensors", CODECS[name]):
+    for file in dict.fromkeys(("model.safetensors", CODECS[name])):
         tensors = take(folder / file)
         needed = next(one for one in tensors if one.endswith(".bias") or "norm" in one)
         for wrong in (None, tensors[needed][:-1].clone(), tensors[needed]):

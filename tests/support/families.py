@@ -16,6 +16,8 @@ import pytest
 import tiny_checkpoint
 import tiny_dual_ar
 import tiny_fish
+import tiny_pocket
+import tiny_pocket_lm
 import tiny_talker
 import tiny_vox
 import tiny_vox_lm
@@ -25,6 +27,8 @@ from tiny_talker import FRAMES
 from sonoro.core.types import Reference, SamplingParams, SpeechRequest
 from sonoro.models.base import LoadedModel, Prompt
 from sonoro.models.fish_s2.model import FAMILY as FISH_S2
+from sonoro.models.pocket_tts.decoder import Unit
+from sonoro.models.pocket_tts.model import FAMILY as POCKET_TTS
 from sonoro.models.qwen3_tts.model import FAMILY as QWEN3_TTS
 from sonoro.models.shared.codec_choice import HALF_LIMIT
 from sonoro.models.shared.loading import Family
@@ -168,6 +172,26 @@ FAMILIES = {
             {"text": "Of you.", "references": (noise(16000, 0.5, use="reference"),), "options": {"cfg_value": 1.0}},
         ),
     ),
+    "latents": TinyFamily(
+        POCKET_TTS,
+        functools.partial(tiny_pocket.write_checkpoint, voices=("alba", "anna")),
+        tiny_pocket_lm.random_prompt,
+        tiny_pocket_lm.controls,
+        kinds=(
+            {"seed": 1, "max_frames": 14},
+            {"seed": 2, "max_frames": 20, "threshold": -tiny_pocket_lm.NEVER, "after": 4},
+            {"seed": 3, "segment": 2, "max_frames": 17, "ignore_eos": True, "temperature": 0.9},
+            {"temperature": 0, "max_frames": 9},
+            {"seed": 2**62 + 5, "max_frames": 13, "threshold": -6.0, "after": 0},
+        ),
+        decided=((64,), (2,), (1, 8)),
+        requests=(
+            {"text": "Quick.", "voice": "anna", "options": {"eos_threshold": -100.0}, "max_frames": 12},
+            {"text": "It is.", "sampling": SamplingParams(temperature=0.8), "max_frames": 12},
+            {"text": "And like this.", "references": (noise(24000, 0.5, text="One."),), "max_frames": 12},
+            {"text": f"One of them, {'number ' * 40}. Another one.", "options": {"frames_after_eos": 0}},
+        ),
+    ),
 }
 
 
@@ -216,5 +240,5 @@ def scale_beyond(codec, passing=0.0067):
 
 def _last_layers(codec):
     """The last residual unit, and the last convolution."""
-    units = [module for module in codec.decoder.modules() if isinstance(module, ResidualUnit)]
+    units = [module for module in codec.decoder.modules() if isinstance(module, (ResidualUnit, Unit))]
     return units[-1], [module for module in codec.decoder.modules() if isinstance(module, CausalConv1d)][-1].conv

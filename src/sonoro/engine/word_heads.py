@@ -22,7 +22,7 @@ from sonoro.engine.runner import Runner
 from sonoro.models.base import Capacity, Pages, SpeechModel
 from sonoro.models.words import ShowsWords
 from sonoro.runtime.ring import upload
-from sonoro.text.splitting import frames_bound
+from sonoro.text.splitting import frames_bound, joined
 from sonoro.words.calibration import Candidate, Reading, candidates, choose, judge
 from sonoro.words.heads import WordHeads, read_table, write_heads
 from sonoro.words.spans import spoken_words, word_spans
@@ -263,9 +263,9 @@ class _Speaking:
 
 
 def _begun(model: Any, request: SpeechRequest) -> _Spoken:
-    """The `_Spoken` of a resolved `request` of one segment."""
+    """The `_Spoken` of a resolved `request` as one segment."""
     spec, text = model.spec, request.text
-    [segment] = model.segments(text, request.language, request.text_format)
+    segment = joined(model.segments(text, request.language, request.text_format), " ")
     tokens = model.token_spans(segment.text)
     words = spoken_words(word_spans(text), segment.text, segment.origins, tokens)
     most = min(frames_bound(segment.text, spec.frame_s), spec.max_frames, _MOST_FRAMES)

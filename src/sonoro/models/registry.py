@@ -17,6 +17,7 @@ import torch
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, ConfigError
 from sonoro.models.base import Description, LoadedModel
 from sonoro.models.fish_s2 import model as fish_s2
+from sonoro.models.pocket_tts import model as pocket_tts
 from sonoro.models.qwen3_tts import model as qwen3_tts
 from sonoro.models.settings import configure
 from sonoro.models.shared.loading import Family
@@ -36,7 +37,7 @@ _OTHER_FORMATS = ("*.bin", "*.pth")
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
-FAMILIES: tuple[Family, ...] = (qwen3_tts.FAMILY, fish_s2.FAMILY, voxcpm2.FAMILY)
+FAMILIES: tuple[Family, ...] = (qwen3_tts.FAMILY, fish_s2.FAMILY, voxcpm2.FAMILY, pocket_tts.FAMILY)
 
 
 class _Source(NamedTuple):
@@ -163,6 +164,9 @@ def _builtin() -> Path:
 def _from_folder(folder: Path, name: str) -> _Source:
     config = folder / "config.json"
     if not config.is_file():
+        for family in FAMILIES:
+            if family.owns(folder):
+                return _Source(family, folder, name)
         raise CheckpointNotFound(f"{config} does not exist; a checkpoint is a folder with config.json in it")
     try:
         values = json.loads(config.read_text(encoding="utf-8"))

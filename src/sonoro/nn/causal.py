@@ -47,9 +47,18 @@ def lay_out(root: nn.Module) -> None:
 class CausalConv1d(CausalLayer):
     """Causal convolution, stride 1, [B, T, C_in] to [B, T, C_out]; left context (kernel - 1) * dilation columns."""
 
-    def __init__(self, in_channels: int, out_channels: int, kernel: int, dilation: int = 1, groups: int = 1) -> None:
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel: int,
+        dilation: int = 1,
+        groups: int = 1,
+        *,
+        bias: bool = True,
+    ) -> None:
         super().__init__((kernel - 1) * dilation, in_channels)
-        self.conv = nn.Conv1d(in_channels, out_channels, kernel, dilation=dilation, groups=groups)
+        self.conv = nn.Conv1d(in_channels, out_channels, kernel, dilation=dilation, groups=groups, bias=bias)
         self.is_depthwise = groups == in_channels == out_channels > 1
         self.memory_order = (2, 1, 0) if self.is_depthwise else (0, 2, 1)
 

@@ -23,7 +23,7 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 class PackedTokens(NamedTuple):
     """Prompt tokens packed back to back: for each token its slot, its position, and the index in the packed sequence
     where its prompt starts; [T] int64 each.
-    If a prompt's first token has a position above 0, the positions before it are cached on whole pages of its slot."""
+    If a prompt's first token has a position above 0, the positions before it are on the pages of its slot."""
 
     slots: Tensor
     positions: Tensor

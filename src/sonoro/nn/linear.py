@@ -195,17 +195,21 @@ class Linear(nn.Linear):
         if is_normed:
             alone.check(lambda: (x, *self._for(x)), tolerance)
 
-    def check_add_to(self, residual: Tensor, x: Tensor, norm: RMSNorm, tolerance: float) -> None:
+    def check_add_to(self, residual: Tensor, x: Tensor, norm: RMSNorm | None, tolerance: float) -> None:
+        """Those of `add_to`, with that norm or without one."""
         if self.takes_e4m3(x):
             quantize_rows.check(lambda: (x, None, 0.0, self.row_terms), tolerance)
             given = (*quantize_rows(x, terms=self.row_terms), self.weight, self.scale)
             e4m3_linear.check(lambda: (*given, x.dtype, residual), tolerance)
-            e4m3_linear_add_norm.check(lambda: (*given, residual, norm.weight, norm.eps), tolerance)
+            if norm is not None:
+                after = norm.weight, norm.eps
+                e4m3_linear_add_norm.check(lambda: (*given, residual, *after), tolerance)
             return
         weight, scale = self._for(x)
         linear_add.check(lambda: (x, weight, residual, scale), tolerance)
-        if self.joins_norm(x):
-            linear_add_norm.check(lambda: (x, weight, residual, norm.weight, norm.eps, scale), tolerance)
+        if norm is not None and self.joins_norm(x):
+            after = norm.weight, norm.eps
+            linear_add_norm.check(lambda: (x, weight, residual, *after, scale), tolerance)
 
 
 def random_like(weight: Tensor) -> tuple[Callable[..., Tensor], float]:

@@ -7,7 +7,7 @@ per slot and `prefill` packed prompts, with fused kernels. Tests compare the thr
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -153,14 +153,17 @@ class FeedForward(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """One pre-norm layer."""
+    """One pre-norm layer. A subclass may have another norm and feed-forward."""
+
+    norm_type: Any = RMSNorm
+    feed_type: Any = FeedForward
 
     def __init__(self, config: DecoderConfig, attention: type[Attention] = Attention) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(config.width, config.norm_eps)
+        self.input_layernorm = self.norm_type(config.width, config.norm_eps)
         self.self_attn = attention(config)
-        self.post_attention_layernorm = RMSNorm(config.width, config.norm_eps)
-        self.mlp = FeedForward(config.width, config.intermediate)
+        self.post_attention_layernorm = self.norm_type(config.width, config.norm_eps)
+        self.mlp = self.feed_type(config.width, config.intermediate)
 
     def forward(self, x: Tensor, layer: int, rotary: Rotary, attend: Attend) -> Tensor:
         """Run `x` [B, T, width] through this layer, which has index `layer` in its stack."""
@@ -241,11 +244,13 @@ def _products(module: nn.Module) -> Iterator[tuple[DecoderLayer, Linear]]:
 class DecoderStack(nn.Module):
     """Decoder layers and a final norm. `forward` is capturable if its `attend` is."""
 
-    def __init__(self, config: DecoderConfig, attention: type[Attention] = Attention) -> None:
+    def __init__(
+        self, config: DecoderConfig, attention: type[Attention] = Attention, layer: type[DecoderLayer] = DecoderLayer
+    ) -> None:
         super().__init__()
         self.config = config
-        self.layers = nn.ModuleList(DecoderLayer(config, attention) for _ in range(config.layers))
-        self.norm = RMSNorm(config.width, config.norm_eps)
+        self.layers = nn.ModuleList(layer(config, attention) for _ in range(config.layers))
+        self.norm = layer.norm_type(config.width, config.norm_eps)
 
     def forward(self, x: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
         """Run `x` [B, T, width] through all layers and the final norm; `rotary` broadcasts to [B, T, heads, D]."""

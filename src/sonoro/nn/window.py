@@ -2,6 +2,7 @@
 
 Sequences are [B, T, C]. A `Context` keeps the rotated keys and the values of the window, so that streaming is exact."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -94,8 +95,8 @@ class WindowLayer(nn.Module):
 class WindowLayers(nn.ModuleList):
     """A stack of layers without a final norm. `forward` advances the history: use one such stack per history."""
 
-    def __init__(self, config: WindowConfig) -> None:
-        super().__init__(WindowLayer(config) for _ in range(config.layers))
+    def __init__(self, config: WindowConfig, layer: Callable[[WindowConfig], nn.Module] = WindowLayer) -> None:
+        super().__init__(layer(config) for _ in range(config.layers))
         self.config = config
 
     def forward(self, x: Tensor, history: Context) -> Tensor:

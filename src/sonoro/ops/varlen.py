@@ -29,8 +29,8 @@ def varlen_attention_reference(
     """Causal attention of packed `queries` [T, heads, D] within their prompts: [T, heads, D].
 
     Token t attends to `keys` and `values` [T, kv heads, D] of packed indices `starts[t]` to t, where `starts` [T] int64
-    is the index at which its prompt starts, and to the `cached_lengths[t]` [T] int64 positions before it, whole pages,
-    which are the first pages of `cache.slots[t]`. Nothing else in `cache` matters, NaN included.
+    is the index at which its prompt starts, and to the `cached_lengths[t]` [T] int64 positions before it,
+    the first on the pages of `cache.slots[t]`. Nothing else in `cache` matters, NaN included.
     On a CPU it reads those pages only; elsewhere it reads whole page tables, is capturable and does not sync."""
     if not queries.is_cpu:
         return _attend_masked(queries, keys, values, starts, cached_lengths, cache)
@@ -39,11 +39,11 @@ def varlen_attention_reference(
     page_keys, page_values, page_table, slots = cache
     parts, lows, page = [], starts.unique().tolist(), page_keys.shape[1]
     for low, high in zip(lows, [*lows[1:], len(starts)], strict=True):
-        pages = page_table[slots[low], : int(cached_lengths[low]) // page].long()
-        own = slice(low, high)
-        all_keys = torch.cat((page_keys[pages].flatten(0, 1), keys[own]))
-        all_values = torch.cat((page_values[pages].flatten(0, 1), values[own]))
-        mask = torch.ones(high - low, len(all_keys), dtype=torch.bool).tril(int(cached_lengths[low]))
+        own, cached = slice(low, high), int(cached_lengths[low])
+        pages = page_table[slots[low], : -(-cached // page)].long()
+        all_keys = torch.cat((page_keys[pages].flatten(0, 1)[:cached], keys[own]))
+        all_values = torch.cat((page_values[pages].flatten(0, 1)[:cached], values[own]))
+        mask = torch.ones(high - low, len(all_keys), dtype=torch.bool).tril(cached)
         parts.append(_attend(queries[own], all_keys, all_values, mask))
     return torch.cat(parts)
 

@@ -27,7 +27,8 @@ class Family:
     `model_type`: that of config.json, or else its `architecture`. `configurations`: released configurations, packaged,
     and their hub ids. `hub_files`: patterns of files to download. `hub_settings`: settings of a model loaded by hub id
     (`models.settings`). `quantizations`: 8-bit formats that it is offered in, having failed no gate. `holds_float16`:
-    its activations were measured to fit float16, with sums in float32.
+    its activations were measured to fit float16, with sums in float32. `owns`: whether a folder without config.json is
+    a checkpoint of this family.
 
     `read` returns the configuration of a source, `files` loads weights, `tokenizer` that of a folder with
     `tokenizer_file`, or for None a stand-in; `model` takes name, configuration, modules and tokeniser. `spec`, `sizes`
@@ -39,7 +40,7 @@ class Family:
     read: Callable[[Any], Any]
     files: ModelFiles[Any, Any, Any]
     tokenizer: Callable[[Any, Path | None], Any]
-    tokenizer_file: str
+    tokenizer_file: str | Callable[[Any], str]
     model: Callable[[str, Any, Any, Any], Any]
     spec: Callable[[str, Any], ModelSpec]
     sizes: Callable[[Any], dict[str, str | int | float]]
@@ -47,6 +48,7 @@ class Family:
     hub_settings: Mapping[str, OptionValue] = field(default_factory=dict)
     quantizations: Sequence[str] = ("int8", "fp8")
     holds_float16: bool = False
+    owns: Callable[[Path], bool] = lambda folder: False
 
     def from_folder(
         self, folder: Path, name: str, device: torch.device, dtype: torch.dtype, quantization: str = "none"
@@ -66,7 +68,8 @@ class Family:
     ) -> LoadedModel:
         """A model of random weights in the shapes of `source`. Raises `CheckpointError` for a bad configuration."""
         config = self.read(source)
-        has_tokenizer = isinstance(source, Path) and (source / self.tokenizer_file).is_file()
+        file = self.tokenizer_file if isinstance(self.tokenizer_file, str) else self.tokenizer_file(config)
+        has_tokenizer = isinstance(source, Path) and (source / file).is_file()
         tokenizer = self.tokenizer(config, Path(source) if has_tokenizer else None)
         modules = self.files.init_dummy(config, _DUMMY_SEED, device=device, dtype=dtype, quantization=quantization)
         parameters = self.files.count_parts(self.files.stored_shapes(config))

@@ -39,8 +39,8 @@ class ModelFiles(Generic[C, L, M]):
     `make` builds the language model of a configuration; `finalize` is called once its weights are final. `fusions` map
     its names to those of a folder (or, given no names, of the release); `spelling` maps released names to those of a
     folder. `parts` are name prefixes by part, `rules` the random weights of dummy models. `is_wide`: tensors that stay
-    in float32. `row_terms`: layers in fp8 may take rows as so many terms in E4M3. The codec is in `codec_file`, with
-    `codec_parts`; `codec_config` derives its configuration."""
+    in float32. `row_terms`: layers in fp8 may take rows as so many terms in E4M3. The codec is in `codec_file`,
+    which may be the same, with `codec_parts`; `codec_config` derives its configuration."""
 
     make: Callable[[C], L]
     finalize: Callable[[L], None]
@@ -63,7 +63,11 @@ class ModelFiles(Generic[C, L, M]):
         reading = self._reading(folder, config)
         skipped = weights.load(lm, dtype_of=lambda name: self._dtype_of(name, dtype), device=device, **reading)
         self._finish(lm)
-        codec = self.codec.load(folder / self.codec_file, self.codec_config(config), device=device, dtype=dtype)
+        codec_config = self.codec_config(config)
+        codec = self.codec.load(folder / self.codec_file, codec_config, device=device, dtype=dtype)
+        if self.codec_file == MODEL_FILES:
+            own = self.codec.stored_shapes(codec_config)
+            skipped = tuple(name for name in skipped if name not in own)
         return Modules(lm, codec, (*skipped, *codec.skipped))
 
     def init_dummy(
@@ -83,6 +87,8 @@ class ModelFiles(Generic[C, L, M]):
         else:
             named = weights.check(lm, **self._reading(folder, config))
             decoding = self.codec.check(folder / self.codec_file, codec)
+        if self.codec_file == MODEL_FILES:
+            return {MODEL_FILES: named | decoding}
         return {MODEL_FILES: named, self.codec_file: decoding}
 
     def _reading(self, folder: Path, config: C) -> dict[str, Any]:
@@ -93,8 +99,11 @@ class ModelFiles(Generic[C, L, M]):
 
     def count_parts(self, shapes: Mapping[str, Mapping[str, Shape]]) -> dict[str, int]:
         """Number of elements by part of language model and codec, without empty parts."""
-        counts = weights.count_parts(shapes[MODEL_FILES], self.parts)
-        counts |= weights.count_parts(shapes[self.codec_file], self.codec_parts)
+        if self.codec_file == MODEL_FILES:
+            counts = weights.count_parts(shapes[MODEL_FILES], {**self.parts, **self.codec_parts})
+        else:
+            counts = weights.count_parts(shapes[MODEL_FILES], self.parts)
+            counts |= weights.count_parts(shapes[self.codec_file], self.codec_parts)
         return {part: count for part, count in counts.items() if count}
 
     def weight_bytes(self, config: C, dtype: torch.dtype, quantization: str = "none") -> int:
@@ -119,4 +128,4 @@ class ModelFiles(Generic[C, L, M]):
         return lm
 
     def _dtype_of(self, name: str, dtype: torch.dtype) -> torch.dtype:
-        return torch.float32 if self.is_wide(name) else dtype
+        return torch.promote_types(torch.float32, dtype) if self.is_wide(name) else dtype

@@ -197,7 +197,8 @@ class TextSpanned(Prompt, Protocol):
 
 @dataclass(frozen=True)
 class RowPrompt:
-    """`TextSpanned`, a prompt with a row of ids per token, `rows` [P, V] int64, none of them pending."""
+    """`TextSpanned`, a prompt with a row of ids per token, `rows` [P, V] int64, none of them pending.
+    The keys and values of its first `stored` positions are known: the model writes them, and no token is run."""
 
     controls: Controls
     rows: Ids
@@ -206,6 +207,7 @@ class RowPrompt:
     text_ids: int = 0
     text_start: int = 0
     text_count: int = 0
+    stored: int = 0
 
     @property
     def positions(self) -> int:
@@ -219,29 +221,32 @@ def stage_prompts(  # noqa: PLR0917 (all by row, in one order)
     pages: Sequence[Pages],
     ids: Sequence[Ids],
     added: Sequence[Sequence[int] | Ids],
+    stored: Sequence[int] | None = None,
 ) -> int:
     """Stage `prompts` with their `slots` and `pages` for `admit_staged`, and their uncached tokens for `fill_backbone`;
     returns the number of these. No sync; not capturable.
 
-    Per prompt: `ids` [P, V] of all of its tokens, and `added`, the packed controls of each sampler, then the model's
-    additions."""
+    Per prompt: `ids` [P, V] of all of its tokens, `added`, the packed controls of each sampler, then the model's
+    additions, and how many leading tokens are `stored`: their keys and values are in `pages` before the prefill."""
     assert state.scratch not in slots
-    lengths = [prompt.positions - cached for prompt, (_, cached) in zip(prompts, pages, strict=True)]
+    known = [max(own.cached, count) for own, count in zip(pages, stored or [0] * len(pages), strict=True)]
+    lengths = [prompt.positions - count for prompt, count in zip(prompts, known, strict=True)]
     tokens, table = sum(lengths), state.cache.page_table.shape[1]
     assert tokens < state.staged.tokens.shape[0], f"{tokens} prompt rows"
     packed = np.empty((tokens, state.staged.tokens.shape[1]), np.int64)
     rows = np.full((len(slots), state.staged.slots.shape[1]), state.cache.keys.shape[1] - 1)
     start = 0
-    for row, prompt, slot, (numbers, cached), length, all_ids, more in zip(
-        rows, prompts, slots, pages, lengths, ids, added, strict=True
+    for row, prompt, slot, own_pages, count, length, all_ids, more in zip(
+        rows, prompts, slots, pages, known, lengths, ids, added, strict=True
     ):
-        _check_room(state, prompt, numbers, cached)
+        numbers = own_pages.numbers
+        _check_room(state, prompt, *own_pages)
         row[0], row[1:_PAGE_COLUMN] = prompt.positions - 1, _watched(state, prompt)
         row[_PAGE_COLUMN : _PAGE_COLUMN + len(numbers)] = numbers
         row[_PAGE_COLUMN + table :] = more
         own = packed[start : start + length]
-        own[:, 0], own[:, 1], own[:, 2] = slot, np.arange(cached, prompt.positions), start
-        own[:, 3], own[-1, 3], own[:, _TOKEN_COLUMNS:] = state.scratch, slot, all_ids[cached:]
+        own[:, 0], own[:, 1], own[:, 2] = slot, np.arange(count, prompt.positions), start
+        own[:, 3], own[-1, 3], own[:, _TOKEN_COLUMNS:] = state.scratch, slot, all_ids[count:]
         start += length
     overwrite(state.staged.slots[: len(slots)], torch.from_numpy(rows))
     overwrite(state.staged.tokens[:tokens], torch.from_numpy(packed))

@@ -1,0 +1,255 @@
+"""Text to prompt tokens by the official rules: how a text is prepared, and cut into chunks. Runs on the CPU.
+
+A chunk is a segment: it is spoken from the voice alone, without text or audio of those before it. A row of a prompt is
+a text id; `frame_id` stands for the first frame's input. Rows of stored positions, which a voice has as keys and
+values, are never run: they name the voice, for the prefix cache."""
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from sonoro.core.errors import CheckpointError, InvalidRequest
+from sonoro.core.types import check_text
+from sonoro.models.shared.slots import RowPrompt
+from sonoro.nn.sentencepiece import read_unigram
+from sonoro.nn.tokenizer import TextTokenizer
+from sonoro.runtime.sampling import Controls
+from sonoro.text.splitting import SpokenText, joined
+
+from .config import ModelConfig
+from .voice import PocketVoice
+
+MOST_TOKENS = 50
+"""Tokens of a chunk, from which sentences are joined and cut; a clause may have more."""
+
+_CONTROLS = 4
+"""The first ids are control tokens; those of bytes follow."""
+
+_FEW_WORDS, _PADDED_WORDS, _SPACES = 4, 5, 8
+_AFTER_END_SHORT, _AFTER_END = 5, 3
+"""Frames after the end of speech was decided, the deciding one included: for at most `_FEW_WORDS` words, and else."""
+
+_TERMINAL, _WEAK, _CLOSERS = ".!?…", ",;:-–—", "\"'”’)]»"
+_MARK_AFTER_END = re.compile(r"(?<=[.!?…])\s*[,;:]")
+_SPACE = re.compile(r"\s+")
+
+
+class TextRules:
+    """How the texts of a checkpoint are prepared and cut into chunks.
+    Raises `CheckpointError` if the tokeniser has more ids than `config`."""
+
+    def __init__(self, config: ModelConfig, tokenizer: TextTokenizer) -> None:
+        self._config, self.tokenizer = config, tokenizer
+        if tokenizer.size > (most := config.flow_lm.lookup_table.n_bins):
+            raise CheckpointError(f"the tokeniser holds id {tokenizer.size - 1}; lookup_table.n_bins is {most}")
+        self._ends, self._clause_ends = (set(tokenizer.encode(marks)[1:]) for marks in (".!...?", ",;:"))
+
+    def prepare(self, text: SpokenText) -> SpokenText:
+        """`text` as the model is given it; empty if nothing of it is left."""
+        config, text = self._config, self._cleaned(text)
+        if not text.text:
+            return text
+        if config.capitalize_first_letter and not text.text[0].isupper():
+            text = _replaced(text, re.compile(r"\A."), lambda found: found[0].upper())
+        if config.append_terminal_punctuation:
+            text = _ended(text)
+        if config.pad_with_spaces_for_short_inputs and len(text.text.split()) < _PADDED_WORDS:
+            text = joined([SpokenText(" " * _SPACES, lambda: [(0, 0)] * _SPACES), text])
+        return text
+
+    def _cleaned(self, text: SpokenText) -> SpokenText:
+        config, text = self._config, text.stripped()
+        if config.replace_characters:
+            classes = "[" + re.escape("".join(config.replace_characters)) + "]"
+            text = _replaced(text, re.compile(classes), lambda found: config.replace_characters[found[0]])
+            text = _replaced(text, _SPACE, lambda found: " ").stripped()
+            text = _replaced(text, _MARK_AFTER_END, lambda found: "")
+        if not text.text:
+            return text
+        text = _replaced(_replaced(text, re.compile(r"[\n\r]"), lambda found: " "), re.compile("  "), lambda found: " ")
+        if config.remove_semicolons:
+            text = _replaced(text, re.compile(";"), lambda found: ",")
+        return text
+
+    def frames_after_end(self, text: str) -> int:
+        """Frames after the one at which `text` was decided to have ended, that one included."""
+        known = self._config.model_recommended_frames_after_eos
+        short = len(self._cleaned(SpokenText(text)).text.split()) <= _FEW_WORDS
+        return known if known is not None else _AFTER_END_SHORT if short else _AFTER_END
+
+    def chunks(self, text: SpokenText) -> list[SpokenText]:
+        """`text`, prepared as a whole, in chunks of whole sentences of at most `MOST_TOKENS` tokens where they fit, of
+        clauses of a longer sentence. A chunk is prepared again when it is spoken."""
+        pieces: list[tuple[int, SpokenText]] = []
+        for count, sentence in self._cut(self.prepare(text).stripped(), self._ends, skips_decimals=True):
+            clauses = [(count, sentence)]
+            if count > MOST_TOKENS:
+                cut = self._cut(sentence.stripped(), self._clause_ends)
+                clauses = cut if len(cut) > 1 else clauses
+            pieces += clauses
+        chunks: list[list[SpokenText]] = []
+        total = 0
+        for count, piece in pieces:
+            if chunks and total + count <= MOST_TOKENS:
+                chunks[-1].append(piece)
+                total += count
+            else:
+                chunks.append([piece])
+                total = count
+        return [chunk for parts in chunks if (chunk := joined(parts, " ").stripped()).text]
+
+    def _cut(self, text: SpokenText, ends: set[int], *, skips_decimals: bool = False) -> list[tuple[int, SpokenText]]:
+        """`text` cut after each run of the tokens `ends`, with the number of tokens of each part."""
+        ids, spans = self.tokenizer.encode(text.text), self.tokenizer.spans(text.text)
+        cuts = [0]
+        for index in range(1, len(ids)):
+            if ids[index - 1] in ends and ids[index] not in ends:
+                at = spans[index][0]
+                if not (skips_decimals and _is_decimal(text.text[:at], text.text[at:])):
+                    cuts.append(index)
+        starts = [spans[index][0] if index else 0 for index in cuts]
+        parts = zip(starts, [*starts[1:], len(text.text)], cuts, [*cuts[1:], len(ids)], strict=True)
+        return [(end - begin, _unspaced(text.part(start, stop))) for start, stop, begin, end in parts]
+
+
+def _ended(text: SpokenText) -> SpokenText:
+    """`text` with an end of a sentence: weak marks at its end, behind closing ones, become a period."""
+    core = text.text.rstrip(_CLOSERS + " ")
+    if not core or core[-1] in _TERMINAL:
+        return text
+    if core[-1] not in _WEAK:
+        return joined([text, _period(len(text.text), text)])
+    kept = len(core.rstrip(_WEAK + " "))
+    return joined([text.part(0, kept), _period(kept, text), text.part(len(core), len(text.text)).stripped()])
+
+
+def _period(at: int, text: SpokenText) -> SpokenText:
+    """A period that is added to `text` after character `at`."""
+
+    def trace() -> Sequence[tuple[int, int]]:
+        end = text.origins[at - 1][1] if at else 0
+        return [(end, end)]
+
+    return SpokenText(".", trace)
+
+
+def _replaced(text: SpokenText, pattern: re.Pattern[str], made: Callable[[re.Match[str]], str]) -> SpokenText:
+    """`text` with each match of `pattern` replaced; what replaces it comes from where the match did."""
+    found = list(pattern.finditer(text.text))
+    if not found:
+        return text
+    whole = pattern.sub(made, text.text)
+
+    def trace() -> list[tuple[int, int]]:
+        origins, at = list[tuple[int, int]](), 0
+        for match in found:
+            start, end = match.span()
+            origins += text.origins[at:start]
+            origins += [(text.origins[start][0], text.origins[end - 1][1])] * len(made(match))
+            at = end
+        return [*origins, *text.origins[at:]]
+
+    return SpokenText(whole, trace)
+
+
+def _is_decimal(before: str, after: str) -> bool:
+    """Whether a period between two digits ends `before`. One space at the beginning of `after` does not count: the
+    official code decodes tokens, which drops it."""
+    return before[-1:] == "." and before[-2:-1].isdigit() and after.removeprefix(" ")[:1].isdigit()
+
+
+def _unspaced(text: SpokenText) -> SpokenText:
+    return text.part(int(text.text.startswith(" ")), len(text.text))
+
+
+@dataclass(frozen=True)
+class PocketPrompt(RowPrompt):
+    """A prompt after a voice: its first `stored` positions are those of `state`. `frames_after_end` is when the
+    segment ends, and `threshold` what the logit must exceed for it."""
+
+    state: PocketVoice | None = None
+    frames_after_end: int = 0
+    threshold: float = 0.0
+
+
+class PromptBuilder:
+    """Builds the prompts of chunks."""
+
+    def __init__(self, config: ModelConfig, tokenizer: TextTokenizer) -> None:
+        self.rules, self._tokenizer = TextRules(config, tokenizer), tokenizer
+        self._names = {index: token for token, index in tokenizer.vocabulary.items() if index < _CONTROLS}
+        self._refused, self.frame_id = self._names, config.flow_lm.lookup_table.n_bins
+
+    def read_control_tokens(self, *, is_on: bool) -> None:
+        """Accept control tokens in a text as such, or (the default) reject them."""
+        self._refused = {} if is_on else self._names
+
+    def build(self, text: str, controls: Controls, state: PocketVoice) -> PocketPrompt:
+        """The prompt of the chunk `text`, spoken as `state`. Unless `ignore_eos`, the number of text ids limits the
+        frames below `controls.max_frames`. Raises `InvalidRequest` for control tokens, and if nothing of the text is
+        left."""
+        prepared = self.rules.prepare(SpokenText(text)).text
+        ids = self._ids(text, prepared)
+        if not controls.ignore_eos:
+            controls = replace(controls, max_frames=min(most_frames(len(ids)), controls.max_frames))
+        after = int(controls.options["frames_after_eos"])
+        rows = np.array([*[0] * state.positions, *ids, self.frame_id], np.int64)[:, None]
+        return PocketPrompt(
+            controls,
+            rows,
+            prefix=state.names,
+            text_start=state.positions,
+            text_count=len(ids),
+            stored=state.positions,
+            state=state,
+            frames_after_end=self.rules.frames_after_end(text) if after < 0 else after,
+            threshold=float(controls.options["eos_threshold"]),
+        )
+
+    def _ids(self, text: str, prepared: str) -> list[int]:
+        check_text("text", text)
+        ids = self._tokenizer.encode(prepared)
+        if not ids or not prepared.strip():
+            raise InvalidRequest("text", text, "this checkpoint leaves out all of its characters")
+        if found := self._refused.keys() & set(ids):
+            raise InvalidRequest("text", text, f"it must not hold the control token {self._refused[min(found)]}")
+        return ids
+
+    def token_spans(self, text: str) -> list[tuple[int, int]]:
+        """The range (start, end) of characters that each token of a segment `text` covers."""
+        prepared = self.rules.prepare(SpokenText(text))
+        origins = prepared.origins
+        return [
+            (origins[start][0], origins[end - 1][1]) if start < end else (origins[start][0],) * 2
+            for start, end in self._tokenizer.spans(prepared.text)
+        ]
+
+
+def most_frames(tokens: int) -> int:
+    """The official limit of frames of a chunk of so many tokens."""
+    return math.ceil((tokens / 3 + 2) * 12.5)
+
+
+def load_tokenizer(config: ModelConfig, folder: Path) -> TextTokenizer:
+    """The tokeniser of a checkpoint folder: in it, or where the releases that share one have it.
+    Raises `CheckpointNotFound` or `CheckpointError`."""
+    file = tokenizer_file(config)
+    folders = [folder, *(folder.parent / name for name in ("english_2026-09", "..")), folder.parent]
+    found = next((one for one in folders if (one / file).is_file()), folder)
+    if config.flow_lm.lookup_table.tokenizer == "tokenizers":
+        return TextTokenizer.from_folder(found)
+    return read_unigram(found / file)
+
+
+def tokenizer_file(config: ModelConfig) -> str:
+    """The name of the tokeniser's file."""
+    return "tokenizer.json" if config.flow_lm.lookup_table.tokenizer == "tokenizers" else "tokenizer.model"
+
+
+def stand_in(config: ModelConfig) -> TextTokenizer:
+    """A byte-level stand-in tokeniser that fits `config`."""
+    return TextTokenizer.stand_in({}, first=min(_CONTROLS, config.flow_lm.lookup_table.n_bins - 256))

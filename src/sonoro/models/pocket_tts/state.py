@@ -1,0 +1,109 @@
+"""Per-slot state: that of `sonoro.models.shared.slots`, plus when a segment ends. A voice's keys and values are written
+to the pages of a prompt as it is staged."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sonoro.models.base import Capacity, Pages
+from sonoro.models.shared.slots import (
+    BackboneState,
+    admit_staged,
+    allocate_backbone,
+    clear_slots,
+    fill_backbone,
+    stage_prompts,
+)
+from sonoro.runtime.ring import upload
+from sonoro.runtime.sampling import pack_floats, unpack_floats
+from sonoro.words.heads import WordHeads
+
+from .backbone import FlowLM
+from .config import MOST_POSITIONS
+from .prompt import PocketPrompt
+
+_NEVER = 2**40
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrameState(BackboneState):
+    """State by slot, [N+1, ...] each. Mutated in place by the functions of this folder.
+
+    `last` [N+1] int64 is the number of frames at which the segment ends, once that is decided. `options` [N+1, 2]
+    int64: the threshold of the end's logit (packed floats), and the frames after the decision."""
+
+    last: Tensor
+    options: Tensor
+
+    def read_options(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Threshold float32 and frames after the end, of slots `rows` [B]: [B] each. Capturable."""
+        options = self.options[rows]
+        return unpack_floats(options[:, :1])[:, 0], options[:, 1]
+
+
+def allocate(lm: FlowLM, capacity: Capacity, word_heads: WordHeads | None = None) -> FrameState:
+    """`SpeechModel.allocate`, with `word_heads` watched."""
+    capacity.check_positions(MOST_POSITIONS)
+    weight, sizes = lm.weight, lm.config.backbone
+    tables = sizes.rotary(torch.arange(capacity.max_positions, device=weight.device), weight.dtype)
+    common = allocate_backbone(
+        sizes,
+        tables,
+        capacity,
+        frame=lm.emb_mean.new_zeros(1, lm.config.latents),
+        ids=[0],
+        added=[0] * 2,
+        word_heads=word_heads,
+    )
+    rows = capacity.slots + 1
+    return FrameState(
+        **vars(common),
+        last=torch.full((rows,), _NEVER, device=weight.device),
+        options=torch.zeros(rows, 2, dtype=torch.int64, device=weight.device),
+    )
+
+
+def reset(state: FrameState, slots: Sequence[int]) -> None:
+    """Free and clear `slots`. No sync; not capturable."""
+    clear_slots(state, slots, (state.last, _NEVER), (state.options, 0))
+
+
+def stage(state: FrameState, prompts: Sequence[PocketPrompt], slots: Sequence[int], pages: Sequence[Pages]) -> int:
+    """Stage `prompts` with their `slots` and `pages`; returns the number of tokens staged. Writes what their voices
+    have stored to the pages that are not cached. No sync; not capturable."""
+    for prompt, own in zip(prompts, pages, strict=True):
+        if own.cached < prompt.stored:
+            _write(state, prompt, own)
+    added = [(*prompt.controls.pack(), *_pack(prompt)) for prompt in prompts]
+    stored = [prompt.stored for prompt in prompts]
+    return stage_prompts(state, prompts, slots, pages, [prompt.rows for prompt in prompts], added, stored)
+
+
+def admit(state: FrameState, slots: Tensor) -> None:
+    """Reset `slots` [B] int64 and write the staged state to them, in order. Capturable; no sync."""
+    state.options.index_copy_(0, slots, admit_staged(state, slots))
+    state.last.index_fill_(0, slots, _NEVER)
+
+
+def prefill(lm: FlowLM, state: FrameState, tokens: Tensor) -> None:
+    """`SpeechModel.prefill`. No sync."""
+    fill_backbone(state, tokens, lm.transformer, lambda ids: lm.embed(ids[:, 0]))
+
+
+def _write(state: FrameState, prompt: PocketPrompt, pages: Pages) -> None:
+    cache, voice, start = state.cache, prompt.state, pages.cached
+    assert voice is not None
+    size = cache.page_positions
+    # Whole pages by their numbers, then what is left.
+    numbers = upload(pages.numbers[start // size : -(-prompt.stored // size)], torch.int64, cache.keys.device)
+    positions = torch.arange(start, prompt.stored, device=cache.keys.device)
+    at, offset = numbers[positions // size - start // size], positions % size
+    for kept, given in ((cache.keys, voice.keys), (cache.values, voice.values)):
+        kept[:, at, offset] = given[:, start : prompt.stored].to(kept)
+
+
+def _pack(prompt: PocketPrompt) -> tuple[Any, ...]:
+    return int(pack_floats([prompt.threshold, 0.0])[0]), prompt.frames_after_end

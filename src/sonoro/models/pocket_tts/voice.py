@@ -1,0 +1,233 @@
+"""Voices: the keys and values of a prefix, from a recording or from a file of the official package.
+
+Its files have a state per layer, `transformer.layers.{i}.self_attn/cache` [2, 1, P, heads, D] with `offset` (a number)
+or, in older ones, `current_end` (as long as the number); the first ones have the projected latents, `audio_prompt`."""
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sonoro.audio.pcm import resample
+from sonoro.audio.references import check_duration
+from sonoro.core.errors import InvalidReference, TensorMismatch
+from sonoro.core.types import Reference
+from sonoro.models.base import SavedVoice, Voice
+from sonoro.models.shared.slots import Ids
+from sonoro.nn import stored
+from sonoro.nn.transformer import causal_attention, split_pairs
+
+from .backbone import FlowLM
+from .codec import PocketCodec
+from .config import ModelConfig
+
+_STATE = re.compile(r"transformer\.layers\.(\d+)\.self_attn/(cache|offset|pad|current_end)")
+_PROMPT = "audio_prompt"
+_LATENTS = "latents"
+_STAND_IN_FRAMES = 125
+_DIGITS = 20
+_FRAME_S, _FADE_S, _PAUSE_S, _FLOOR_DB = 0.02, 0.02, 0.08, 35.0
+
+
+@dataclass(frozen=True, eq=False)
+class PocketVoice:
+    """`Voice.data`: keys (rotated) and values of a prefix, [layers, P, kv heads, D] each, on the model's device.
+    `digest` is that of what they were made of, `latents` [V, D'] those of a recording, on the CPU."""
+
+    keys: Tensor
+    values: Tensor
+    digest: int
+    latents: Tensor | None = None
+
+    @property
+    def positions(self) -> int:
+        return self.keys.shape[1]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that is on the device."""
+        return self.keys, self.values
+
+    @cached_property
+    def names(self) -> Ids:
+        """Rows [P, 2] that are equal for equal positions alone."""
+        return np.stack((np.full(self.positions, self.digest), np.arange(self.positions)), axis=1)
+
+
+def voice_of(state: PocketVoice) -> Voice:
+    """`state` as a voice. It is listed in `primed` too, for whoever keeps tensors alive."""
+    return Voice(state, primed={"keys and values": state})
+
+
+@torch.no_grad()
+def prefilled(lm: FlowLM, rows: Tensor, source: Tensor, latents: Tensor | None = None) -> PocketVoice:
+    """The voice of the transformer's inputs `rows` [P, H]; `source` identifies it. Synchronises."""
+    kept: list[tuple[Tensor, Tensor]] = []
+
+    def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        kept.append((keys[0], values[0]))
+        return causal_attention(layer, queries, keys, values)
+
+    positions = torch.arange(len(rows), device=rows.device)
+    lm.transformer(rows[None], lm.config.backbone.rotary(positions, rows.dtype), attend)
+    keys, values = (torch.stack(part) for part in zip(*kept, strict=True))
+    return PocketVoice(keys, values, _digest(source), latents)
+
+
+def of_latents(lm: FlowLM, latents: Tensor) -> PocketVoice:
+    """The voice of a recording's `latents` [V, D']."""
+    latents = latents.float().cpu()
+    return prefilled(lm, lm.embed_voice(latents.to(lm.weight.device)), latents, latents)
+
+
+def stand_in(lm: FlowLM) -> PocketVoice:
+    """Ten seconds of random latents, for random weights."""
+    shape, generator = (_STAND_IN_FRAMES, lm.config.mimi.inner_dim), torch.Generator().manual_seed(0)
+    return of_latents(lm, torch.randn(shape, generator=generator))
+
+
+def encode_voice(lm: FlowLM, codec: PocketCodec, references: Sequence[Reference]) -> Voice:
+    """Encode one recording; its transcript is not needed. Raises `InvalidReference` unless there is exactly one, of 0.5
+    s to 60 s."""
+    if len(references) != 1:
+        raise InvalidReference("references", len(references), "this model speaks as exactly one reference")
+    reference = references[0]
+    check_duration(reference.duration_s)
+    samples = torch.tensor(resample(reference.samples, reference.sample_rate, codec.sample_rate))
+    return voice_of(of_latents(lm, codec.encode(end_on_pause(samples, codec.sample_rate).to(lm.weight.device))))
+
+
+def end_on_pause(samples: Tensor, sample_rate: int) -> Tensor:
+    """`samples` [S] without silence at the end, faded out, and with a short pause after it: the model would go on with
+    an utterance that does not end. Follows the rule of the official package."""
+    size = int(_FRAME_S * sample_rate)
+    count = len(samples) // size
+    if not count:
+        return samples
+    loudness_db = 20 * (samples[: count * size].view(count, size).square().mean(1).sqrt() + 1e-12).log10()
+    end = size * (int((loudness_db > loudness_db.max() - _FLOOR_DB).nonzero()[-1]) + 1)
+    fade = min(int(_FADE_S * sample_rate), end)
+    faded = samples[end - fade : end] * torch.linspace(1, 0, fade)
+    return torch.cat((samples[: end - fade], faded, samples.new_zeros(int(_PAUSE_S * sample_rate))))
+
+
+def save_voice(voice: Voice) -> SavedVoice:
+    """The `latents` of a recording; of another voice, its `keys` and `values`."""
+    state: PocketVoice = voice.data
+    if state.latents is not None:
+        return SavedVoice({_LATENTS: state.latents}, {})
+    return SavedVoice({"keys": state.keys, "values": state.values}, {"digest": str(state.digest)})
+
+
+def load_voice(lm: FlowLM, saved: SavedVoice) -> Voice:
+    """Restore a saved voice, or a state of the official package by its tensors' names. Raises `TensorMismatch` if it
+    does not fit `lm`."""
+    return voice_of(_loaded(lm, saved.tensors, saved.facts))
+
+
+class VoiceFile(NamedTuple):
+    """An open file of a voice: its tensors, memory-mapped."""
+
+    path: Path
+    tensors: Mapping[str, Tensor]
+
+
+def open_voice(path: Path) -> VoiceFile:
+    """The safetensors file of a voice. Raises `CheckpointError` naming one that is damaged."""
+    with stored.opened([path]) as (headers, get):
+        return VoiceFile(path, {name: get(name) for name in headers})
+
+
+def read_voice(lm: FlowLM, file: VoiceFile) -> PocketVoice:
+    """The voice in `file`. Raises `TensorMismatch`, naming the file, if it is none of this model."""
+    try:
+        return _loaded(lm, file.tensors, {})
+    except TensorMismatch as error:
+        raise TensorMismatch(f"{file.path}: {error}") from error
+
+
+def _loaded(lm: FlowLM, tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> PocketVoice:
+    config, device = lm.config, lm.weight.device
+    if tensors.keys() == {_LATENTS}:
+        return of_latents(lm, _checked(tensors[_LATENTS], _LATENTS, (config.mimi.inner_dim,)))
+    if tensors.keys() == {_PROMPT}:
+        rows = _checked(tensors[_PROMPT].flatten(0, -2), _PROMPT, (config.flow_lm.transformer.d_model,))
+        return prefilled(lm, rows.to(device, lm.weight.dtype), rows)
+    if tensors.keys() == {"keys", "values"}:
+        keys, values = tensors["keys"], tensors["values"]
+        given = facts.get("digest", "")
+        digest = int(given) if given.isdecimal() and len(given) < _DIGITS else 0
+    else:
+        keys, values = _official(config, tensors)
+        digest = _digest(torch.stack((keys, values)))
+        keys = split_pairs(keys.movedim(-1, 0), 1, keys.shape[-1]).movedim(0, -1)
+    sizes = config.backbone
+    for name, part in (("keys", keys), ("values", values)):
+        wanted = (sizes.layers, keys.shape[1] if keys.ndim > 1 else 0, sizes.kv_heads, sizes.head_width)
+        if part.shape != wanted or not part.shape[1]:
+            raise TensorMismatch(f"{name} of the voice are {list(part.shape)}; this model needs {list(wanted)}")
+        if not part.isfinite().all():
+            raise TensorMismatch(f"{name} of the voice hold numbers that are not finite")
+    keys, values = (part.to(device, lm.weight.dtype).contiguous() for part in (keys, values))
+    return PocketVoice(keys, values, digest)
+
+
+def _official(config: ModelConfig, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Keys and values [layers, P, heads, D] float32 of a state of the official package, as it rotates keys."""
+    found: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        match = _STATE.fullmatch(name)
+        if match is None:
+            raise TensorMismatch(f"tensor {name!r} is not part of a voice")
+        found.setdefault(int(match[1]), {})[match[2]] = tensor
+    layers, sizes = config.backbone.layers, config.backbone
+    if sorted(found) != list(range(layers)):
+        raise TensorMismatch(f"the voice has {len(found)} layers; this model has {layers}")
+    shape, parts = (sizes.kv_heads, sizes.head_width), []
+    for layer in range(layers):
+        one = found[layer]
+        count, cache = _positions(one), one.get("cache", torch.empty(0))
+        if cache.ndim != 5 or cache.shape[:2] != (2, 1) or cache.shape[3:] != shape or not 0 < count <= cache.shape[2]:
+            found_as, wanted = (
+                f"cache of layer {layer} is {list(cache.shape)} for {count} positions",
+                [2, 1, "P", *shape],
+            )
+            raise TensorMismatch(
+                f"{found_as}; this model needs {wanted}, P at least the number of positions".replace("'", "")
+            )
+        # Beyond the live positions there may be NaN.
+        parts.append(cache[:, 0, :count].float())
+    if len({part.shape[1] for part in parts}) > 1:
+        raise TensorMismatch("the layers of the voice have different numbers of positions")
+    keys, values = torch.stack(parts).unbind(1)
+    return keys, values
+
+
+def _positions(state: Mapping[str, Tensor]) -> int:
+    """The number of live positions of a layer's state; 0 if it tells none."""
+    if "pad" in state and state["pad"].any():
+        return 0
+    if "offset" in state:
+        return int(state["offset"].flatten()[0]) if state["offset"].numel() else 0
+    return len(state["current_end"]) if "current_end" in state and state["current_end"].ndim else 0
+
+
+def _checked(rows: Tensor, name: str, shape: tuple[int, ...]) -> Tensor:
+    """`rows` as float32. Raises `TensorMismatch` unless they are finite and [N, *shape]."""
+    if rows.ndim != len(shape) + 1 or rows.shape[1:] != shape or not len(rows) or not rows.is_floating_point():
+        raise TensorMismatch(f"{name} of the voice are {list(rows.shape)}; this model needs [N, {shape[0]}]")
+    if not rows.isfinite().all():
+        raise TensorMismatch(f"{name} of the voice hold numbers that are not finite")
+    return rows.float()
+
+
+def _digest(tensor: Tensor) -> int:
+    """62 bits of the SHA-256 of the numbers of `tensor`."""
+    return int.from_bytes(hashlib.sha256(tensor.cpu().contiguous().numpy().tobytes()).digest()[:8], "little") >> 2

@@ -1,0 +1,110 @@
+"""How a checkpoint's tensors are stored: released names, of language model and codec in one file."""
+
+from pathlib import Path
+
+from torch import Tensor
+
+from sonoro.models.shared.codec_file import UNIT_NAMES, CodecFile
+from sonoro.models.shared.model_files import MODEL_FILES, ModelFiles, Modules
+from sonoro.nn.transformer import split_pairs
+from sonoro.nn.weights import DummyRule, Fusion
+
+from .backbone import FlowLM
+from .codec import PocketCodec
+from .config import CodecConfig
+
+_LM, _CODEC = "flow_lm.", "mimi."
+
+_PARTS = {
+    "language model": ("transformer.", "z_proj.", "out_eos.", "bos_", "emb_", "input_linear.", "speaker_proj."),
+    "text embedding": ("conditioner.",),
+    "flow head": ("flow_net.",),
+}
+_CODEC_PARTS = {
+    "codec decoder": ("mimi.decoder", "mimi.quantizer.", "mimi.upsample."),
+    "codec encoder": ("mimi.encoder", "mimi.downsample."),
+}
+_LAYER = {
+    "self_attn.qkv_proj": "self_attn.in_proj",
+    "self_attn.o_proj": "self_attn.out_proj",
+    "input_layernorm": "norm1",
+    "post_attention_layernorm": "norm2",
+    "mlp.up_proj": "linear1",
+    "mlp.down_proj": "linear2",
+    "self_attn_layer_scale": "layer_scale_1",
+    "mlp_layer_scale": "layer_scale_2",
+}
+_RENAMES = UNIT_NAMES | {
+    r"^decoder\.output_proj\.conv\.": "mimi.quantizer.output_proj.",
+    r"^decoder\.upsample\.conv\.": "mimi.upsample.convtr.convtr.",
+    r"^decoder\.model\.([258])\.conv\.": r"mimi.decoder.model.\1.convtr.",
+    r"^(encoder|decoder)\.layers\.": r"mimi.\1_transformer.transformer.layers.",
+    r"^(encoder|decoder)\.model\.": r"mimi.\1.model.",
+    r"^encoder\.downsample\.": "mimi.downsample.conv.conv.",
+}
+
+PocketModules = Modules[FlowLM, PocketCodec]
+
+
+def _layer_names(prefix: str) -> tuple[Fusion, ...]:
+    return tuple(Fusion(prefix, ours, {theirs: 1}) for ours, theirs in _LAYER.items())
+
+
+def _sift(tensors: dict[str, Tensor], config: CodecConfig, where: Path) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if name.startswith(_CODEC)}
+
+
+def _arrange(codec: PocketCodec, name: str, value: Tensor) -> Tensor:
+    """`value` with half-split rotary pairs; the files have interleaved ones."""
+    if not name.endswith("qkv_proj.weight"):
+        return value
+    sizes = (codec.encoder if name.startswith("encoder.") else codec.decoder).layers.config
+    return split_pairs(value, sizes.heads + sizes.kv_heads, sizes.head_width)
+
+
+_CODEC_FILE = CodecFile(
+    make=PocketCodec,
+    is_wide=lambda name: name.startswith("encoder."),
+    rules=(
+        DummyRule(r"layer_scale\.scale$", mean=0.1, std=0.02),
+        # A sample is the sum of two taps.
+        DummyRule(r"upsample\.conv\.weight$", fan_in=lambda shape: 2),
+        DummyRule(r"^decoder\.model\.[258]\.conv\.weight$", fan_in=lambda shape: 2 * shape[0]),
+        DummyRule(r"^decoder\.model\.11\.conv\.weight$", gain=0.1),
+    ),
+    renames=_RENAMES,
+    sift=_sift,
+    fusions=lambda config: (*_layer_names("decoder.layers."), *_layer_names("encoder.layers.")),
+    arrange=_arrange,
+)
+
+
+def _spelled(name: str) -> str:
+    """The released name of the language model's tensor `name`."""
+    return _LM + name.replace("transformer.out_norm.", "out_norm.").replace(
+        "speaker_proj.weight", "speaker_proj_weight"
+    )
+
+
+FILES = ModelFiles(
+    make=FlowLM,
+    finalize=FlowLM.finalize,
+    fusions=lambda config, names: (
+        *_layer_names("transformer.layers."),
+        # The norm of the stack stands beside it.
+        Fusion("transformer.norm.", "norm", {"out_norm": 1}),
+    ),
+    parts=_PARTS,
+    codec=_CODEC_FILE,
+    codec_file=MODEL_FILES,
+    codec_parts=_CODEC_PARTS,
+    codec_config=lambda config: config.mimi,
+    rules=(
+        DummyRule(r"emb_std$|alpha$|in_ln\.weight$", mean=1.0, std=0.1),
+        DummyRule(r"emb_mean$|bos_", std=0.3),
+        DummyRule(r"freqs$", mean=0.5, std=0.3),
+        DummyRule(r"conditioner\.embed\.weight$", std=1.0),
+    ),
+    is_wide=FlowLM.is_wide,
+    spelling=lambda names: _spelled,
+)
