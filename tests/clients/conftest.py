@@ -189,6 +189,12 @@ def is_same(pcm: bytes, expected: np.ndarray) -> bool:
     return len(samples) == len(expected) and int(np.abs(samples - expected).max()) <= 8
 
 
+def pause_of(pcm: bytes) -> int:
+    """The samples of the longest silence in PCM16, below -60 dB."""
+    audible = np.flatnonzero(np.abs(np.frombuffer(pcm, np.int16).astype(int)) > 32)
+    return int(np.diff(audible).max()) - 1
+
+
 def sounds_like(audio: bytes, expected: np.ndarray) -> bool:
     """Whether an audio file (mp3, wav, ...) is as long and as loud as what our own API says."""
     samples, rate = soundfile.read(io.BytesIO(audio))

@@ -6,9 +6,10 @@ import time
 from typing import Any
 
 import cartesia
+import numpy as np
 import pytest
 
-from conftest import KEY, LONG, TEXT, Native, Server, is_same, run, sounds_like, until
+from conftest import KEY, LONG, TEXT, Native, Server, is_same, pause_of, run, sounds_like, until
 
 VOICE = {"mode": "id", "id": "6ccbfb76-1fc6-48f7-b71d-91ac6298247b"}
 RAW = {"container": "raw", "encoding": "pcm_s16le", "sample_rate": 24000}
@@ -101,3 +102,26 @@ def test_the_asynchronous_client_speaks_live(server: Server, native: Native) -> 
             return b"".join([event.audio async for event in context.receive() if event.type == "chunk"])
 
     assert is_same(run(speak()), native.live(TEXT))
+
+
+def test_a_break_is_a_pause_whole_and_live(server: Server) -> None:
+    whole = client(server).tts.generate(transcript='Good morning.<break time="750ms"/>My friends.', **SETTINGS).read()
+    assert pause_of(whole) == 18000
+    with client(server).tts.websocket_connect() as connection:
+        context = connection.context(**SETTINGS)
+        for piece in ("Good morning.<br", 'eak time="750ms"/>My', " friends."):
+            context.push(piece)
+        context.no_more_inputs()
+        assert pause_of(b"".join(event.audio for event in context.receive() if event.type == "chunk")) == 18000
+
+
+def test_dictionaries_are_managed_and_used(server: Server) -> None:
+    asked = client(server).pronunciation_dicts
+    made = asked.create(name="words", items=[{"text": "SQL", "pronunciation": "sequel"}])
+    assert made.id in [one.id for one in asked.list()]
+    assert asked.retrieve(made.id).items[0].alias == "sequel"
+    speech = client(server).tts
+    said = speech.generate(transcript="SQL", pronunciation_dict_id=made.id, **SETTINGS).read()
+    assert is_same(said, np.frombuffer(speech.generate(transcript="sequel", **SETTINGS).read(), np.int16).astype(int))
+    asked.delete(made.id)
+    assert made.id not in [one.id for one in asked.list()]

@@ -11,7 +11,7 @@ from deepgram.core.api_error import ApiError
 from deepgram.environment import DeepgramClientEnvironment
 from deepgram.speak.v1.types import SpeakV1Text
 
-from conftest import KEY, LONG, TEXT, Native, Server, is_same, run, sounds_like, until
+from conftest import KEY, LONG, TEXT, Native, Server, is_same, pause_of, run, sounds_like, until
 
 VOICE = "aura-2-thalia-en"
 LIVE = {"model": VOICE, "encoding": "linear16", "sample_rate": 24000}
@@ -86,3 +86,10 @@ def test_the_asynchronous_client_speaks_live(server: Server, native: Native) -> 
             return b"".join([message async for message in socket if isinstance(message, bytes)])
 
     assert is_same(run(speak()), native.live(TEXT))
+
+
+def test_a_pause_of_its_own_form_is_played(server: Server) -> None:
+    speech = DeepgramClient(**settings(server)).speak.v1.audio
+    text = r"Good morning.\{pause:750ms\}My friends."
+    pcm = b"".join(speech.generate(text=text, model=VOICE, encoding="linear16", container="none", sample_rate=24000))
+    assert pause_of(pcm) == 18000

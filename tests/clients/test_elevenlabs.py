@@ -6,10 +6,11 @@ import asyncio
 import itertools
 
 import elevenlabs
+import numpy as np
 import pytest
 from elevenlabs.core.api_error import ApiError
 
-from conftest import KEY, LONG, TEXT, Native, Server, is_same, run, sounds_like, until
+from conftest import KEY, LONG, TEXT, Native, Server, is_same, pause_of, run, sounds_like, until
 
 VOICE = "JBFqnCBsd6RMkjVDRZzb"
 """The voice of the SDK's examples, which stands for the default one."""
@@ -87,3 +88,42 @@ def test_the_asynchronous_client_speaks(server: Server, native: Native) -> None:
         return await asyncio.gather(speak(), speak())
 
     assert all(is_same(pcm, native.whole(TEXT)) for pcm in run(both()))
+
+
+PAUSED = 'Good morning.<break time="750ms"/>My friends.'
+
+
+def test_a_break_is_a_pause_whole_and_live(server: Server) -> None:
+    speech = client(server).text_to_speech
+    assert pause_of(b"".join(speech.convert(VOICE, text=PAUSED, output_format="pcm_24000"))) == 18000
+    pieces = iter(["Good morning.<br", 'eak time="750ms"/>', "My friends."])
+    live = b"".join(speech.convert_realtime(VOICE, text=pieces, output_format="pcm_24000"))
+    assert pause_of(live) == 18000
+
+
+def test_a_dialogue_is_one_answer(server: Server, native: Native) -> None:
+    turns = [("nora", "Good morning."), ("miles", "Yes, it is.")]
+    inputs = [elevenlabs.DialogueInput(text=text, voice_id=voice) for voice, text in turns]
+    talk = client(server).text_to_dialogue
+    for convert in (talk.convert, talk.stream):
+        pcm = b"".join(convert(inputs=inputs, output_format="pcm_24000"))
+        assert pause_of(pcm) >= 7200
+        assert len(pcm) > len(native.whole("Good morning."))
+
+
+def test_dictionaries_are_managed_and_used(server: Server) -> None:
+    asked = client(server).pronunciation_dictionaries
+    rule = {"type": "alias", "string_to_replace": "SQL", "alias": "sequel", "case_sensitive": True}
+    made = asked.create_from_rules(name="words", rules=[{**rule, "word_boundaries": True}])
+    assert made.version_rules_num == 1
+    assert made.id in [one.id for one in asked.list().pronunciation_dictionaries]
+    assert b"sequel" in b"".join(asked.download(made.id, made.version_id))
+    locator = elevenlabs.PronunciationDictionaryVersionLocator(
+        pronunciation_dictionary_id=made.id, version_id=made.version_id
+    )
+    speech = client(server).text_to_speech
+    how = {"output_format": "pcm_24000", "pronunciation_dictionary_locators": [locator]}
+    said = b"".join(speech.convert(VOICE, text="SQL", **how))
+    alone = b"".join(speech.convert(VOICE, text="sequel", output_format="pcm_24000"))
+    assert is_same(said, np.frombuffer(alone, np.int16).astype(int))
+    assert asked.rules.remove(made.id, rule_strings=["SQL"]).version_rules_num == 0

@@ -20,7 +20,7 @@ from wyoming.tts import (
     SynthesizeVoice,
 )
 
-from conftest import LONG, TEXT, Native, Server, is_same, run, until
+from conftest import LONG, TEXT, Native, Server, is_same, pause_of, run, until
 
 
 async def spoken(client: AsyncTcpClient, last: type[AudioStop | SynthesizeStopped]) -> bytes:
@@ -115,5 +115,17 @@ def test_home_assistant_stops_waiting_for_a_text_that_is_refused(
         pcm = await ask(server.wyoming_port, TEXT)
         assert pcm is not None
         assert is_same(pcm, native.live(TEXT))
+
+    run(follow())
+
+
+def test_ssml_is_spoken_as_it_says(server: Server) -> None:
+    async def follow() -> None:
+        async with AsyncTcpClient("127.0.0.1", server.wyoming_port) as client:
+            text = "<speak>Good morning.<break time='750ms'/>My friends.</speak>"
+            event = Synthesize(text=text).event()
+            event.data["text_format"] = "ssml"
+            await client.write_event(event)
+            assert pause_of(await spoken(client, AudioStop)) == 18000
 
     run(follow())

@@ -205,3 +205,17 @@ def test_ssml_in_live_text_is_spoken_once_it_is_whole() -> None:
     assert [gap for gap in silences(audio(made)) if gap > 300] == [8000]
     assert isinstance(made[-1], Finished)
     assert made[-1].warnings == ("emphasis (line 1, column 13)",)
+
+
+def test_silence_that_was_sent_before_its_pause_came_counts() -> None:
+    engine = Engine(model := QuietSineModel(), CONFIG)
+    engine.submit(model.spec.resolve(SpeechRequest(id="a", text="Good morning to you. And", is_live=True)))
+    made: list[Event] = []
+    # The whole first sentence is played before the pause behind it comes.
+    for _ in range(30):
+        made += engine.tick()
+    engine.append("a", " so[pause:750ms]all of you.")
+    engine.end_text("a")
+    while engine.has_work:
+        made += engine.tick()
+    assert max(silences(audio(made))) == 6000

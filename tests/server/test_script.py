@@ -100,6 +100,9 @@ def test_voices_change_within_a_text() -> None:
             high = (await answer(server, "Good day to you.", voice="high")).content
             assert changed[: len(high)] == high
             check_error(await answer(server, "[voice:x]Hi", allow_voice_tags=True), 404, "voice")
+            named = text.replace("high", "Ann").replace("low", "Bob")
+            aliases = {"ann": "high", "BOB": "low"}
+            assert (await answer(server, named, allow_voice_tags=True, voice_aliases=aliases)).content == changed
 
     run(ask())
 

@@ -236,7 +236,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     `hop`: samples per frame. `max_frames`: bound of a segment. `sampling` has no None. `speaker_embedding_size`: 0 if
     the model takes no embeddings. `text_normalizer`: "english" if the model reads only what `sonoro.text.read`
     writes, with `respellings`. `attempts`: the default where audio is returned whole. `voice_aliases`: further names,
-    in lower case, of `voices`. `lead_in`: samples of silence at the start, fewer than `hop`, which are cut."""
+    in lower case, of `voices`. `lead_in`: samples of silence at the start, fewer than `hop`, which are cut.
+    `arpabet`: what stands before and after phonemes in ARPAbet in a text, if the model speaks them."""
 
     name: str
     sample_rate: int
@@ -255,6 +256,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int = 1
     voice_aliases: dict[str, str] = {}
     lead_in: int = 0
+    arpabet: tuple[str, str] | None = None
 
     @property
     def lead_in_s(self) -> float:

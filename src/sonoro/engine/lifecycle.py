@@ -86,10 +86,11 @@ class Output:
         if played is None or segment is None or segment.line is None:
             return
         now_s = self.clock_s()
-        if rest := played.end(segment):
+        rest, pause_s = played.end(segment)
+        if rest:
             self._send(request, rest, 0, now_s)
-        if segment.ends_line and segment.line.pause_s:
-            self._send_pause(request, segment.line.pause_s, now_s)
+        if pause_s:
+            self._send_pause(request, pause_s, now_s)
 
     def _send_pause(self, request: Request, pause_s: float, now_s: float) -> None:
         self._send(request, bytes(2 * round(pause_s * self._spec.sample_rate)), 0, now_s, pause_s)

@@ -37,6 +37,8 @@ class Played:
         self._held = np.zeros(0, np.int16)
         self._tempo: Tempo | None = None
         self._is_after_pause = False
+        self._silent = 0
+        """Samples of silence at the end of what was played."""
         self._samples = self._nominal = samples
         """Samples played so far; and with those that a change of tempo holds back."""
         # Of each segment: when it begins by the model's frames and as played, in seconds, and its rate.
@@ -50,7 +52,7 @@ class Played:
         """Count a pause of `seconds`, and return them."""
         if seconds:
             self._held, self._is_after_pause = self._held[:0], True
-            self._samples += round(seconds * self._rate)
+            self._samples, self._silent = self._samples + round(seconds * self._rate), 0
         self._nominal = self._samples
         return seconds
 
@@ -73,20 +75,22 @@ class Played:
             audible = _audible(samples)
             cut = int(audible[-1]) + 1 if len(audible) else 0
             samples, self._held = samples[:cut], samples[cut:]
+        audible = _audible(samples)
+        self._silent = len(samples) - 1 - int(audible[-1]) if len(audible) else self._silent + len(samples)
         return self._play(samples, line)
 
-    def end(self, segment: Segment) -> bytes:
-        """The rest of the audio of `segment`, which has ended; then its line's pause follows, if it ends the line."""
+    def end(self, segment: Segment) -> tuple[bytes, float]:
+        """The rest of the audio of `segment`, which has ended, and the seconds of the pause that follows: its line's,
+        if it ends the line, without the silence that was sent before the pause was known."""
         line = segment.line
         assert line is not None
         if not segment.ends_line:
-            return b""
+            return b"", 0.0
         last = b""
         if self._tempo is not None:
             last, self._tempo = _amplified(self._tempo.finish(), line), None
         self._samples += len(last) // 2
-        self._paused(line.pause_s)
-        return last
+        return last, self._paused(max(line.pause_s - self._silent / line.rate / self._rate, 0.0))
 
     def words(self, words: Sequence[Word]) -> tuple[Word, ...]:
         """`words` of the written text with their times as played and their places as sent."""

@@ -22,6 +22,7 @@ def model_routes(service: Service) -> APIRouter:
             "voice_modes": spec.voice_modes,
             "languages": spec.languages,
             "accepts_instructions": spec.accepts_instructions,
+            "phoneme_alphabets": ["ipa", "cmu"] if spec.arpabet is not None else [],
             "options": {option.name: option.limit for option in spec.options},
             "max_characters": service.config.max_characters,
         }

@@ -151,6 +151,9 @@ class SpeechBody(WithoutNulls, strict=True, extra="allow", allow_inf_nan=False):
     pause_between: float = Field(
         BETWEEN_S, description="seconds between two inputs", json_schema_extra={"type": ["number", "null"]}
     )
+    voice_aliases: dict[str, str] | None = Field(
+        None, max_length=64, description="further names of the model's voices, for tags in the input"
+    )
     allow_voice_tags: bool | None = Field(None, description="true: as markup voices")
     lexicons: list[str | dict[str, JsonValue] | list[JsonValue]] | None = Field(
         None, max_length=8, description="how words are said: names of lexicons, lists of rules, or aliases by word"
@@ -338,7 +341,7 @@ def speech_request(
     resolved = spec.resolve(request, {uploaded.name: uploaded.digest} if uploaded else dict.fromkeys(registered, ""))
     if not lexicons and not resolved.may_have_markup:
         return resolved
-    return scripted(resolved, spec, lexicons, speed=body.speed, aliases=aliases)
+    return scripted(resolved, spec, lexicons, speed=body.speed, aliases=_aliases(body, aliases))
 
 
 def script_of(
@@ -350,7 +353,14 @@ def script_of(
     request = SpeechRequest(
         id="", text=body.input, markup=_markup(body), on_markup=body.on_markup, language=body.language
     )
-    return scripted(request, spec, lexicons, speed=body.speed, aliases=aliases).script
+    return scripted(request, spec, lexicons, speed=body.speed, aliases=_aliases(body, aliases)).script
+
+
+def _aliases(body: SpeechBody, aliases: Mapping[str, str]) -> Mapping[str, str]:
+    """`aliases` of the model's voices and those of `body`, which may stand for one of them."""
+    given = (body.voice_aliases or {}).items()
+    own = {name.lower(): aliases.get(voice.lower(), voice.lower()) for name, voice in given}
+    return {**aliases, **own} if own else aliases
 
 
 def _markup(body: SpeechBody) -> Markup:

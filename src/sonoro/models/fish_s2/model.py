@@ -19,7 +19,7 @@ from sonoro.text.splitting import SpokenText
 
 from . import frame, voice, weights
 from .config import RELEASED, ModelConfig, decoder_config, model_config
-from .prompt import ConversationBuilder, split_turns, stand_in
+from .prompt import PHONEME_TOKENS, ConversationBuilder, split_turns, stand_in
 from .state import allocate, prefill, stage
 from .weights import FishModules
 
@@ -108,6 +108,7 @@ def spec_of(name: str, config: ModelConfig) -> ModelSpec:
         voices=("default",),
         languages=("auto",),
         sampling=_SAMPLING,
+        arpabet=PHONEME_TOKENS,
     )
 
 

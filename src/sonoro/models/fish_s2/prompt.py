@@ -30,8 +30,8 @@ FRAMES_KEPT_FREE = 2048
 
 _SPEAKER = re.compile(r"<\|speaker:\d+\|>")
 _TAG = re.compile(r"<\|[^|\s]*\|>")
-_ALLOWED = ("<|phoneme_start|>", "<|phoneme_end|>")
-"""The only special tokens allowed in a text."""
+PHONEME_TOKENS = ("<|phoneme_start|>", "<|phoneme_end|>")
+"""Around phonemes in ARPAbet: the only special tokens allowed in a text."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class ConversationBuilder:
                 raise CheckpointError(f"tokenizer.json: {token} is {found}; it must be {expected or 'there'}")
         if tokenizer.size > (most := config.text_config.vocab_size):
             raise CheckpointError(f"tokenizer.json holds id {tokenizer.size - 1}; text_config.vocab_size is {most}")
-        self._controls = {index: token for token, index in special.items() if token not in _ALLOWED}
+        self._controls = {index: token for token, index in special.items() if token not in PHONEME_TOKENS}
         self._refused = self._controls
         system, self._end = self._template("<|im_start|>system\n"), self._template("<|im_end|>\n")
         self._plain = [system, self._template("convert the provided text to speech"), self._end]

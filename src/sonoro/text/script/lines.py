@@ -17,6 +17,7 @@ from sonoro.text.splitting import language_name
 
 from .lexicon import Lexicon, matches
 from .marked import Marked, Said, Style, place_of
+from .phonemes import arpabet
 from .say_as import KINDS, say
 
 _ENDS = ".,;:!?…。、，；：！？—–-"
@@ -180,11 +181,21 @@ class Composer:
                 words = one.value
             elif kind == "say-as" and of in KINDS and self._delivery.is_english:
                 words = say(of, one.value, one.form)
+            elif kind == "phoneme" and self._spec.arpabet is not None and self._delivery.is_english:
+                words = self._pronounced(one, *self._spec.arpabet)
             if words is None:
                 self._refuse(one.kind, one.at)
             else:
                 spoken.append(((one.start, one.end), words))
         return spoken
+
+    def _pronounced(self, one: Said, before: str, after: str) -> str | None:
+        """The phonemes of `one` as they stand in a text, between `before` and `after`; None for another alphabet."""
+        try:
+            phones = arpabet(one.value, one.form)
+        except ValueError as error:
+            raise self._marked.error("phoneme", one.at, f"{error} is no English phone in {one.form}") from error
+        return None if phones is None else f"{before}{phones}{after}"
 
     def spoken(self, start: int, end: int, before: str = "") -> Spoken:
         """What is said for characters `start` to `end`, after `before` in the same line."""
