@@ -6,7 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +24,7 @@ from sonoro.models.shared.loading import Family
 from sonoro.models.voxcpm2 import model as voxcpm2
 from sonoro.ops.device import Card, card, is_recorded
 from sonoro.runtime.kernels import use_own_plans
-from sonoro.runtime.memory import map_in_pieces
+from sonoro.runtime.memory import compact_heap, map_in_pieces
 from sonoro.runtime.threads import one_thread
 
 logger = logging.getLogger(__name__)
@@ -82,7 +82,10 @@ def load(
     if load_format == "dummy":
         return source.family.from_random(source.origin, *how)
     if isinstance(source.origin, Path):
-        with one_thread() if torch_device.type == "cpu" else nullcontext():
+        with ExitStack() as stack:
+            if torch_device.type == "cpu":
+                stack.enter_context(one_thread())
+                stack.enter_context(compact_heap())
             loaded = source.family.from_folder(source.origin, *how)
         if source.is_hub:
             configure(loaded.model, source.family.hub_settings)

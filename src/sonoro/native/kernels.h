@@ -137,63 +137,67 @@ static inline void multiply(const Product *product, const float *x, int64_t coun
         }
 }
 
-/* Products of many rows: a causal convolution of kernel `taps` over rows [., in], a linear layer if that is 1. The weight
- * is packed as [ceil(out / COLUMNS)][taps * in][COLUMNS]; a tile of it by TALL rows is summed in registers. */
-#define COLUMNS 32
+/* Products of many rows: a causal convolution of kernel `taps` over rows [., in], a linear layer if that is 1. The weight is
+ * packed as [ceil(out / BLOCK)][taps * in][BLOCK], in float32 or in int8; a tile of it by TALL rows is summed in registers. */
 #define TALL (LANES == 16 ? 12 : 6)
 
 typedef struct {
-    const float *weight, *bias; /* bias: padded to columns of the weight */
-    float *history;             /* [slots, kept, in]: the rows before the next call's */
+    const float *weight;       /* one of these two; the other is NULL */
+    const int8_t *packed;
+    const float *scale, *bias; /* padded to blocks; `scale` of `packed` */
+    float *history;            /* [slots, kept, in]: the rows before the next call's */
     int64_t in, out, taps, dilation, kept;
 } Conv;
 
-/* A tile: `out` [height, PAIR * LANES] = bias + rows of `in` times `weight`, plus what `out` holds if `adds`. */
-static inline __attribute__((always_inline)) void tile(const Conv *conv, const float *weight, const float *bias,
-                                                        const float *in, const int height, float *out, int64_t used,
-                                                        bool adds) {
+/* A tile: `out` [height, PAIR * LANES], the columns from `first` on, = bias + rows of `in` times the weight, plus what `out`
+ * holds if `adds`. */
+static inline __attribute__((always_inline)) void tile(const Conv *conv, int64_t first, const float *in, const int height,
+                                                        const bool is_packed, float *out, bool adds) {
     floats sums[TALL][PAIR];
-    const int64_t width = conv->in;
-    for (int i = 0; i < height; i++)
-        for (int v = 0; v < PAIR; v++) sums[i][v] = load(bias + v * LANES);
+    const int64_t width = conv->in, used = conv->out - first;
+    const int64_t offset = first / BLOCK * BLOCK * conv->taps * width + first % BLOCK;
+    const float *weight = conv->weight + offset;
+    const int8_t *packed = conv->packed + offset;
+    memset(sums, 0, sizeof sums);
     for (int64_t tap = 0; tap < conv->taps; tap++) {
         const float *rows = in + tap * conv->dilation * width;
-        for (int64_t c = 0; c < width; c++, weight += COLUMNS) {
+        for (int64_t c = 0; c < width; c++, weight += BLOCK, packed += BLOCK) {
             floats w[PAIR];
-            for (int v = 0; v < PAIR; v++) w[v] = load(weight + v * LANES);
+            for (int v = 0; v < PAIR; v++) w[v] = is_packed ? widen(packed + v * LANES) : load(weight + v * LANES);
             for (int i = 0; i < height; i++)
                 for (int v = 0; v < PAIR; v++) sums[i][v] += w[v] * rows[i * width + c];
         }
     }
     for (int i = 0; i < height; i++) {
-        float *to = out + i * conv->out;
-        if (used >= PAIR * LANES) {
-            for (int v = 0; v < PAIR; v++)
-                store(to + v * LANES, adds ? load(to + v * LANES) + sums[i][v] : sums[i][v]);
-        } else {
-            float row[PAIR * LANES];
-            for (int v = 0; v < PAIR; v++) store(row + v * LANES, sums[i][v]);
-            for (int64_t n = 0; n < used; n++) to[n] = adds ? to[n] + row[n] : row[n];
+        float *to = out + i * conv->out, row[PAIR * LANES];
+        for (int v = 0; v < PAIR; v++) {
+            const floats bias = load(conv->bias + first + v * LANES);
+            const floats sum = is_packed ? sums[i][v] * load(conv->scale + first + v * LANES) + bias : sums[i][v] + bias;
+            if (used >= PAIR * LANES) store(to + v * LANES, adds ? load(to + v * LANES) + sum : sum);
+            else store(row + v * LANES, sum);
         }
+        for (int64_t n = 0; n < used && used < PAIR * LANES; n++) to[n] = adds ? to[n] + row[n] : row[n];
     }
 }
 
 /* `out` [rows, conv->out] of `in` [(taps - 1) * dilation + rows, conv->in]; added to what it holds if `adds`. */
-static inline void convolve(const Conv *conv, const float *in, int64_t rows, float *out, bool adds) {
-    for (int64_t first = 0; first < conv->out; first += PAIR * LANES) {
-        const float *weight = conv->weight + first / COLUMNS * COLUMNS * conv->taps * conv->in + first % COLUMNS;
-        const float *bias = conv->bias + first;
-        const int64_t used = conv->out - first;
+static inline __attribute__((always_inline)) void convolve_as(const Conv *conv, const float *in, int64_t rows, float *out,
+                                                               bool adds, const bool is_packed) {
+    for (int64_t first = 0; first < conv->out; first += PAIR * LANES)
         for (int64_t row = 0; row < rows;) {
             const float *from = in + row * conv->in;
             float *to = out + row * conv->out + first;
             const int64_t left = rows - row;
-            if (left >= TALL) tile(conv, weight, bias, from, TALL, to, used, adds), row += TALL;
-            else if (left >= 4) tile(conv, weight, bias, from, 4, to, used, adds), row += 4;
-            else if (left >= 2) tile(conv, weight, bias, from, 2, to, used, adds), row += 2;
-            else tile(conv, weight, bias, from, 1, to, used, adds), row += 1;
+            if (left >= TALL) tile(conv, first, from, TALL, is_packed, to, adds), row += TALL;
+            else if (left >= 4) tile(conv, first, from, 4, is_packed, to, adds), row += 4;
+            else if (left >= 2) tile(conv, first, from, 2, is_packed, to, adds), row += 2;
+            else tile(conv, first, from, 1, is_packed, to, adds), row += 1;
         }
-    }
+}
+
+static inline void convolve(const Conv *conv, const float *in, int64_t rows, float *out, bool adds) {
+    if (conv->packed) convolve_as(conv, in, rows, out, adds, true);
+    else convolve_as(conv, in, rows, out, adds, false);
 }
 
 static inline float dot(const float *a, const float *b, int64_t count) {

@@ -19,7 +19,7 @@ from sonoro.native.build import is_current, levels, library
 
 logger = logging.getLogger(__name__)
 
-BLOCK, COLUMNS = 64, 32
+BLOCK = 64
 """As in kernels.h."""
 
 _NEEDS = {"avx512": ("AVX512",), "avx2": ("AVX512", "AVX2")}
@@ -79,7 +79,7 @@ class Conv(Structure):
     """`Conv` of kernels.h."""
 
     _fields_ = [
-        *((name, c_void_p) for name in ("weight", "bias", "history")),
+        *((name, c_void_p) for name in ("weight", "packed", "scale", "bias", "history")),
         *((name, c_int64) for name in ("inputs", "outputs", "taps", "dilation", "kept")),
     ]
 

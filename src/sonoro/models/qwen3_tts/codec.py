@@ -7,6 +7,7 @@ from sonoro.core.errors import CheckpointError
 from sonoro.models.shared.streaming import StreamingCodec
 from sonoro.native.library import load
 from sonoro.nn.history import History
+from sonoro.runtime.memory import compact_heap
 
 from .compiled_codec import CompiledDecoder
 from .config import CodecConfig
@@ -31,7 +32,10 @@ class Qwen3Codec(StreamingCodec):
         if self.decoder.weight.dtype != torch.float32 or not self.decoder.weight.is_cpu:
             return None
         library = load()
-        return None if library is None else CompiledDecoder(self.decoder, history, library, most_frames)
+        if library is None:
+            return None
+        with compact_heap():
+            return CompiledDecoder(self.decoder, history, library, most_frames)
 
     @torch.no_grad()
     def encode(self, audio: Tensor) -> Tensor:

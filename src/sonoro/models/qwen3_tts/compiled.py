@@ -17,6 +17,7 @@ from sonoro.native.library import CompiledCode, Frame, Layer, Product, Room, Sta
 from sonoro.nn.kvcache import PackedTokens, PagedKVCache
 from sonoro.nn.linear import Linear
 from sonoro.nn.transformer import DecoderLayer, DecoderStack, Rotary
+from sonoro.runtime.memory import compact_heap
 
 from .backbone import Talker
 from .config import MIN_FRAMES
@@ -51,7 +52,8 @@ class CompiledTalker:
         if library is None or not has_known_layout(talker, library):
             logger.info("event=decode_step code=torch")
             return None
-        return cls(talker, library)
+        with compact_heap():
+            return cls(talker, library)
 
     def product(self, part: Linear) -> Product:
         return self._products[id(part)]

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sonoro.native.library import COLUMNS, Block, Codec, CompiledCode, Conv, Snake, Unit, UpLayer, WindowLayer
+from sonoro.native.library import BLOCK, Block, Codec, CompiledCode, Conv, Snake, Unit, UpLayer, WindowLayer
 from sonoro.nn import vocoder
 from sonoro.nn.causal import CausalConv1d, CausalConvTranspose1d
 from sonoro.nn.history import History
@@ -28,7 +28,7 @@ class CompiledDecoder:
 
     def __init__(self, decoder: CodecDecoder, history: History, library: CompiledCode, most_frames: int) -> None:
         self.most_frames = most_frames
-        self._decode, self._history, self._hop = library.decode, history, decoder.hop
+        self._code, self._history, self._hop = library, history, decoder.hop
         self._kept: list[Tensor] = []
         folded, transformer, upsample = decoder.quantizer.folded, decoder.pre_transformer, decoder.upsample
         assert folded is not None
@@ -60,26 +60,32 @@ class CompiledDecoder:
         assert rows <= self.most_frames
         frames = frames.contiguous()
         given = frames.data_ptr(), slots.data_ptr(), count, rows, self._hop, samples.data_ptr()
-        self._decode(ctypes.byref(self._codec), *given)
+        self._code.decode(ctypes.byref(self._codec), *given)
         return samples
 
     def _at(self, tensor: Tensor) -> int:
         """The address of `tensor`, which is kept as long as this object."""
         assert tensor.is_contiguous()
-        assert tensor.dtype in (torch.float32, torch.int64)
+        assert tensor.dtype in (torch.float32, torch.int64, torch.int8)
         self._kept.append(tensor)
         return tensor.data_ptr()
 
     def _packed(self, weight: Tensor, bias: Tensor | None, key: str = "", dilation: int = 1) -> Conv:
-        """A `Conv` of `weight` [N, C, taps] and `bias` [N], that keeps its left context under `key`."""
+        """A `Conv` of `weight` [N, C, taps] and `bias` [N], that keeps its left context under `key`; in 8 bits if the
+        checkpoint has it so."""
         outputs, inputs, taps = weight.shape
-        missing = -outputs % COLUMNS
-        rows = F.pad(weight.permute(2, 1, 0).reshape(taps * inputs, outputs), (0, missing))
-        blocks = rows.unflatten(1, (-1, COLUMNS)).transpose(0, 1).contiguous()
-        bias = torch.zeros(outputs) if bias is None else bias
+        padding = (0, -outputs % BLOCK)
+        by_input = weight.permute(2, 1, 0).reshape(taps * inputs, outputs).contiguous()
+        bias = F.pad(torch.zeros(outputs) if bias is None else bias, padding)
         history = self._history.columns[key] if key else None
+        packed = self._code.pack(by_input.t())
+        if packed is None:
+            blocks = F.pad(by_input, padding).unflatten(1, (-1, BLOCK)).transpose(0, 1).contiguous()
+            weights: tuple[int | None, ...] = (self._at(blocks), None, None)
+        else:
+            weights = (None, self._at(packed[0]), self._at(F.pad(packed[1], padding)))
         return Conv(
-            self._at(blocks), self._at(F.pad(bias, (0, missing))), None if history is None else self._at(history),
+            *weights, self._at(bias), None if history is None else self._at(history),
             inputs, outputs, taps, dilation, 0 if history is None else history.shape[1],
         )  # fmt: skip
 

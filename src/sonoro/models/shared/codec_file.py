@@ -56,10 +56,11 @@ class CodecFile(Generic[C, M]):
         """Load the codec of `file` (or of the same in another format) in float32, for a model in `dtype`; its `skipped`
         names unused tensors. Raises `CheckpointError` naming tensors."""
         codec = weights.empty(self.make, config)
-        _, folded, codec.skipped = self._folded(file, torch.device("cpu"), config, codec)
+        folded, codec.skipped = self._folded(file, torch.device("cpu"), config, codec)[1:]
 
         def read(name: str, shape: Shape) -> Tensor:
-            value = torch.cat([folded[part].float() for part in self._released(name, shape, config)])
+            # Each is of one tensor of the module: it is not kept beside it.
+            value = torch.cat([folded.pop(part).float() for part in self._released(name, shape, config)])
             return self.arrange(codec, name, value).view(shape).to(device)
 
         weights.fill(codec, read)

@@ -61,10 +61,11 @@ class ModelFiles(Generic[C, L, M]):
         """Load the modules of a checkpoint folder. Raises `CheckpointError` naming tensors and files."""
         lm = self._empty(config, quantization)
         reading = self._reading(folder, config)
-        skipped = weights.load(lm, dtype_of=lambda name: self._dtype_of(name, dtype), device=device, **reading)
-        self._finish(lm)
+        # The codec first: while it is read, its tensors are in memory twice.
         codec_config = self.codec_config(config)
         codec = self.codec.load(folder / self.codec_file, codec_config, device=device, dtype=dtype)
+        skipped = weights.load(lm, dtype_of=lambda name: self._dtype_of(name, dtype), device=device, **reading)
+        self._finish(lm)
         if self.codec_file == MODEL_FILES:
             own = self.codec.stored_shapes(codec_config)
             skipped = tuple(name for name in skipped if name not in own)
