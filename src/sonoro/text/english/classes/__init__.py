@@ -9,6 +9,7 @@ from types import ModuleType
 from . import (
     abbreviation,
     address,
+    bound,
     cardinal,
     chemical,
     coordinate,
@@ -36,6 +37,7 @@ from . import (
 CLASSES: tuple[ModuleType, ...] = (
     abbreviation,
     address,
+    bound,
     cardinal,
     chemical,
     coordinate,

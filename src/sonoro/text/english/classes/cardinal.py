@@ -15,16 +15,22 @@ _NUMBER = re.compile(rf"(?P<minus>-)?(?P<number>{FORM})(?![\d])")
 _MINUS = re.compile(r"(?:^|[\s(\[{=:;,/\"?!—–|]|\bto\s)$")
 _CONTINENTAL = re.compile(r"\d{1,3}(?:\.\d{3}){1,6}+(?:,\d{1,2})?(?![.,]?\d)")
 _SHORT_SCALE = re.compile(rf"(?P<number>{FORM})(?P<scale>[kM]|bn|tn)(?![\w'])")
-_SCALES = {"k": "thousand", "m": "million", "bn": "billion", "tn": "trillion"}
+_SCALE_RANGE = re.compile(
+    rf"(?P<low>{FORM})(?P<scale1>[kMB])?(?P<to>-|–)(?P<number>{FORM})(?P<scale>[kMB]|bn|tn)(?![\w'])"
+)
+_SCALES = {"k": "thousand", "m": "million", "b": "billion", "bn": "billion", "tn": "trillion"}
 _SCIENTIFIC = re.compile(r"(\d+(?:\.\d+)?)(?:[eE]([+-]?)(\d{1,3})|\s?(?:[x×*]|·)\s?10\^(-?)(\d{1,3}))(?![\w-])")
 _SPACED = re.compile(r"[1-9]\d{0,2}(?: \d{3}){0,3} 000(?![\w]| ?\d)")
 _GROUPED = re.compile(r"\d{1,3}(?:(['_])\d{3})(?:\1\d{3}){0,5}(?![\w'])")
-_COMMA = re.compile(r"(?:\d{1,3},\d\d|0,\d)(?![\w]|[.,]\d)")
+_COMMA = re.compile(
+    rf"(?:\d{{1,3}},\d\d|0,\d|\d{{1,3}},\d(?=\s?%|\s(?:{SCALE}|kg|km|cm|mm|ml|m|g|l)\b))(?![\w]|[.,]\d)"
+)
 _COUNTED = re.compile(rf"\s+(?:{SCALE}|people|times|items|points|votes|men|women|students|users|pages|words)\b")
 _OWNER = re.compile(rf"(?P<number>{FORM})'[sS](?![\w'])")
 _LIKE_YEAR = range(1100, 2100)
 _OF_YEAR = re.compile(r"(?i)\b(?:year|anno|(?<!\w )in|since|until|by|circa|of)\s$")
 _IN_TOKEN = re.compile(r"[\w.]$")
+_IN_RANGE = re.compile(r"[\w.,$£€-]$")
 _IN_NUMBER = re.compile(r"[\w.,']$")
 _AFTER_DIGITS = re.compile(r"[\d.,]$")
 
@@ -44,6 +50,10 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         yield whole(found, POSSIBLE, decimal(found[0].replace(",", ".")))
     if found := _SHORT_SCALE.match(text, at):
         yield pieces(found, LIKELY, (decimal(found["number"]), "number"), (_SCALES[found["scale"].lower()], "scale"))
+    if (found := _SCALE_RANGE.match(text, at)) and not _IN_RANGE.search(before(text, at, 1)):
+        low = decimal(found["low"]) + (f" {_SCALES[found['scale1'].lower()]}" if found["scale1"] else "")
+        high = (decimal(found["number"]), "number"), (_SCALES[found["scale"].lower()], "scale")
+        yield pieces(found, SURE, (low, "low"), ("to", "to"), *high)
     if found := _CONTINENTAL.match(text, at):
         groups, _, decimals = found[0].partition(",")
         if decimals or groups.count(".") > 1:
@@ -84,6 +94,7 @@ EXAMPLES = (
     ("1.234,56", "one thousand two hundred and thirty four point five six."),
     ("about 1.5M users, 10k stars", "about one point five million users, ten thousand stars."),
     ("1.5E-3 and 1e6", "one point five times ten to the power of minus three and one times ten to the power of six."),
+    ("5-10k people, 1,5 million", "five to ten thousand people, one point five million."),
     ("agent 007", "agent zero zero seven."),
     ("1994 and 2100", "nineteen ninety four and two thousand one hundred."),
     ("in 1066, the year 2525, 1984's", "in ten sixty six, the year twenty five twenty five, nineteen eighty four's."),

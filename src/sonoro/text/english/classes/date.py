@@ -23,12 +23,16 @@ _DAY = r"(?P<day>0?[1-9]|[12]\d|3[01])(?P<th>st|nd|rd|th)?(?![\d:%]|[.,]\d|\s?(?
 _YEAR = r"(?P<year>(?:1\d|20|21)\d\d)(?![\d%]|[.,]\d)"
 _MONTH_FIRST = re.compile(rf"{_MONTH}(?P<gap>[ -]){_DAY}(?:(?P<comma>,?)[ -]{_YEAR})?")
 _DAY_FIRST = re.compile(rf"{_DAY}(?P<gap>[ -])(?:of )?{_MONTH}(?:(?P<comma>,?)[ -]{_YEAR})?")
+_DAYS_FIRST = re.compile(
+    rf"(?P<from>\d{{1,2}})(?:st|nd|rd|th)?\s?(?P<to>-|–|to)\s?{_DAY} (?:of )?{_MONTH}(?:(?P<comma>,?) {_YEAR})?"
+)
 _MONTH_YEAR = re.compile(rf"{_MONTH}(?P<comma>,?) (?P<year>(?:1[0-9]|20|21)\d\d)(?![\d%]|[.,]\d)")
 _DASHED_DAYS = re.compile(
     rf"{_MONTH} (?P<from>\d{{1,2}})\s?(?:-|–|to)\s?(?P<day>\d{{1,2}})(?![\d:]|[.,]\d)(?:(?P<comma>,?) {_YEAR})?"
 )
 _TO = re.compile(rf"(?P<to>\s?[-–]\s?)(?=(?:\d{{1,2}}(?:st|nd|rd|th)?\s)?(?:{'|'.join(MONTHS)}|{_SHORT})\b)")
 _MONTH_TO = re.compile(rf"(?P<month>(?:{'|'.join(MONTHS)}|{_SHORT}))\.?{_TO.pattern}")
+_MONTHS_TO = re.compile(rf"(?P<one>{_SHORT})\.?\s?(?P<to>-|–)\s?(?P<two>{_SHORT})(?![A-Za-z]|\.?\s\d)")
 _ISO = re.compile(
     r"(?P<year>1[1-9]\d\d|20\d\d)(?P<sign>[-/.])(?P<month>1[0-2]|0?[1-9])(?P=sign)(?P<day>[12]\d|3[01]|0?[1-9])(?![\d])(?![-/.]\d)"
 )
@@ -92,14 +96,16 @@ def _month_first(text: str, at: int) -> Iterator[Candidate]:
 
 
 def _day_first(text: str, at: int) -> Iterator[Candidate]:
+    if _JOINED.search(before(text, at, 1)):
+        return
+    the = "the " * (not _AFTER_THE.search(before(text, at, 5)))
+    if (found := _DAYS_FIRST.match(text, at)) and _is_month(found, is_sure=bool(found["year"] or found["th"])):
+        days = ((the + ordinal(found["from"]), "from"), ("to the", "to"), (ordinal(found["day"]), "day"))
+        yield pieces(found, SURE / 2, *days, (f"of {_month(found['month'])}", "month"), *_year_of(found))
     found = _DAY_FIRST.match(text, at)
     if found is None or not _is_month(found, is_sure=bool(found["year"] or found["th"])):
         return
-    if _JOINED.search(before(text, at, 1)):
-        return
-    said = ordinal(found["day"])
-    if not _AFTER_THE.search(before(text, at, 5)):
-        said = "the " + said
+    said = the + ordinal(found["day"])
     made = pieces(found, SURE, (said, "day"), (f"of {_month(found['month'])}", "month"), *_year_of(found))
     yield _with_to(text, made)
 
@@ -144,6 +150,8 @@ def _written_out(found: re.Match[str], cost: float, day: str) -> Candidate:
 
 
 def _words(text: str, at: int) -> Iterator[Candidate]:
+    if found := _MONTHS_TO.match(text, at):
+        yield pieces(found, SURE / 2, (_month(found["one"]), "one"), ("to", "to"), (_month(found["two"]), "two"))
     if found := _DAYS_TO.match(text, at):
         yield pieces(found, SURE, (f"{DAYS[found['one'].lower()]} to", "one"), (DAYS[found["two"].lower()], "two"))
     if found := _WEEKDAY.match(text, at):
@@ -170,6 +178,7 @@ EXAMPLES = (
         "Jan-Feb 2020, 1 Jan - 5 Feb",
         "January to February twenty twenty, the first of January to the fifth of February.",
     ),
+    ("22nd-24th March, Jan-Mar", "the twenty second to the twenty fourth of March, January to March."),
     ("July 1506", "July fifteen oh six."),
     ("I may go in march", "I may go in march."),
 )

@@ -11,11 +11,12 @@ from .common import pieces, whole
 
 STARTS = ("digit",)
 
+_GROUPS = re.compile(r"\d{1,12}(?:-\d{1,12}){1,5}(?![\w-]|[.,]\d)")
 _ANY_RUN = re.compile(r"\d+", re.ASCII)
 _RUN = re.compile(r"\d++(?![.,]?\d)")
 _SPELLED = re.compile(
     r"""(?ix) \b (?: end(?:ing|s)(?:[ ](?:in|with))? | codes? | pin | otp | zip | dial(?:ed)? | password | passcode
-    | acct | ref | pnr | ext(?:ension)? | text(?=[ ]\d{5,})
+    | cvv | cvc | acct | ref | pnr | ext(?:ension)? | text(?=[ ]\d{5,}) | text[ ](?-i:[A-Z\d]{2,12})[ ]to
     | (?:serial | account | reference | confirmation | order | tracking)(?:[ ]number)? )
     \.? [:#\ ]* (?:is[ ]|was[ ])? \#? $"""
 )
@@ -23,7 +24,7 @@ _CALL = re.compile(r"(?i)\b(?:call|calls|called|calling|dial|dialed|ring|phone|t
 _CALLED = re.compile(r" (?:calls?|callers?|operators?|dispatch(?:ers?)?|centers?|emergency|hotline|lifeline)\b")
 _PAIRED = re.compile(
     r"(?i)\b(?:room|rooms|suite|apartment|apt\.?|flight|flights|route|highway|interstate|bus|gate|channel|boeing|airbus|"
-    r"form|tram|train|port|error|status|locker|unit|peugeot|porsche|building)\s#?$"
+    r"form|office|xbox|levi'?s|fahrenheit|amtrak|tram|train|port|error|status|locker|unit|peugeot|porsche|building)\s#?$"
 )
 _NAMED = re.compile(r"(?<![\w.$£€&-])(?!(?:AD|BC|CE|USD|EUR|GBP|CHF|JPY|ISBN|FY) )[A-Z]{2,5}\s$")
 """Capitals before a number that names a model, a standard, a flight."""
@@ -62,10 +63,12 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     run = _ANY_RUN.match(text, at)
     assert run is not None
     yield whole(run, LAST_RESORT, digits(run[0]))
+    context = before(text, at)
+    if (found := _GROUPS.match(text, at)) and _SPELLED.search(context):
+        yield whole(found, SURE, digits(found[0]))
     found = _RUN.match(text, at)
     if found is None or _AFTER_DIGITS.search(before(text, at, 1)):
         return
-    context = before(text, at)
     if _SPELLED.search(context):
         yield whole(found, SURE, digits(found[0]))
     elif (
@@ -88,5 +91,7 @@ EXAMPLES = (
     ("open 24/7 since 9/11", "open twenty four seven since nine eleven."),
     ("720p or 1080p60", "seven twenty p or ten eighty p sixty."),
     ("a Boeing 747", "a Boeing seven forty seven."),
+    ("text STOP to 40404; Office 365", "text STOP to four zero four zero four, Office three sixty five."),
+    ("order #112-76543", "order number one one two seven six five four three."),
     ("The code is 4071.", "The code is four zero seven one."),
 )

@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterator
 
 from sonoro.text.english.line import LIKELY, POSSIBLE, SURE, Candidate, Piece, before
-from sonoro.text.english.numbers import cardinal, digits, grouped
+from sonoro.text.english.numbers import cardinal, decade, digits, grouped
 
-from .common import whole
+from .common import pieces, whole
 from .initialism import is_spelled, spell
 
 STARTS = ("letter", "digit")
@@ -17,6 +17,8 @@ _STANDARD = re.compile(r"[A-Z]\.(?P<number>\d{3,4})(?![\w.,]*\d)")
 _HARDWARE = re.compile(r"(?:[\dA-Fa-f]{2}:){5}[\dA-Fa-f]{2}(?![\w:])")
 _CODE = re.compile(r"\d{1,6}(?:[-/]\d{1,6}){2,8}(?![\w])")
 _PARTS = re.compile(r"[A-Za-z]+|\d+|[-/]")
+_PLURAL = re.compile(r"(?P<name>[A-Z]{1,3})-?(?P<number>[1-9]\d{1,2})s(?!\w)")
+_SERIES = re.compile(r"(?:^|-)[A-Z]{1,4}-$")
 _PREFIX = re.compile(r"(?:pre|post|mid|anti|non|early|late|sub|super|trans|all|top|under|over)-\d")
 _CODED = re.compile(r"(?i)\b(?:pnr|otp|code|ref|id|serial|plate|vin)(?: is)?:? $")
 _WORDS = re.compile(r"[a-z]{3,}|[A-Z][a-z]+|in|of|to|on|by|at|or|up|is|it|no|so|an|as")
@@ -34,6 +36,8 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
             SURE / 2,
             " ".join(digits(sign) if sign.isdecimal() else spell(sign) for sign in found[0] if sign != ":"),
         )
+    if found := _PLURAL.match(text, at):
+        yield pieces(found, SURE / 2, (spell(found["name"]), "name"), (decade(found["number"]), "number"))
     if found := _STANDARD.match(text, at):
         yield whole(found, SURE, f"{spell(found[0][0])} dot {grouped(found['number'])}")
     if found := _MODEL.match(text, at):
@@ -52,7 +56,7 @@ def _is_unit_like(name: str) -> bool:
     """Whether it is a number with a few letters behind it (12kg, 5pm, 1st), which other classes read."""
     return (
         _PREFIX.match(name) is not None
-        or re.search(r"^\d+[sk]$|^\d+(?:st|nd|rd|th)-|\d(?:st|nd|rd|th|ST|ND|RD|TH|am|pm|AM|PM)$|-\d+s$", name)
+        or re.search(r"^\d+[sk]$|^\d+(?:st|nd|rd|th)-|\d(?:st|nd|rd|th|ST|ND|RD|TH|am|pm|AM|PM)$|-\d+s$|-old$", name)
         is not None
     )
 
@@ -60,17 +64,11 @@ def _is_unit_like(name: str) -> bool:
 def _read(found: re.Match[str], cost: float, *, is_paired: bool, is_code: bool = False) -> Candidate:
     made: list[Piece] = []
     for part in _PARTS.finditer(found[0]):
-        start, end = part.start() + found.start(), part.end() + found.start()
-        if part[0] == "/":
-            made.append(Piece("slash", start, end))
-        elif part[0] != "-":
-            made.append(
-                Piece(
-                    _said(part[0], is_paired=is_paired or found[0][: part.start()][-1:].isalpha(), is_code=is_code),
-                    start,
-                    end,
-                )
-            )
+        ahead = found[0][: part.start()]
+        is_model = is_paired or ahead[-1:].isalpha() or _SERIES.search(ahead) is not None
+        said = "slash" if part[0] == "/" else _said(part[0], is_paired=is_model, is_code=is_code)
+        if part[0] != "-":
+            made.append(Piece(said, part.start() + found.start(), part.end() + found.start()))
     return Candidate(found.end(), cost, tuple(made))
 
 
@@ -91,5 +89,6 @@ EXAMPLES = (
     ("i7-9700K", "i seven ninety seven hundred K."),
     ("B2A23C", "B two ay twenty three C."),
     ("covid-19, MIG-25, C24", "covid nineteen, M I G twenty five, C twenty four."),
+    ("an F-150, the B-52s, US-101", "an F one fifty, the B fifty twos, U S one oh one."),
     ("your otp is ab9453", "your otp is ay b nine four five three."),
 )

@@ -19,11 +19,12 @@ _AMOUNT = (
     rf"(?P<number>{NUMBER}(?:\s?/\s?\d+(?=\s?(?:lbs?|cups?|tsp|tbsp|in|ft|mi|oz|kg)\b))?)(?:[\s-](?P<fraction>\d/\d{{1,2}}))?(?P<vulgar>[½¼¾⅓⅔⅛])?"
     rf"(?:\s(?P<scale>{SCALE}))?"
 )
-_RANGE = rf"(?:(?P<low>{NUMBER})(?P<symbol0>\s?(?:%|°[CF]?))?\s?(?P<by>-|–|—|x|×|to)\s?)?"
+_RANGE = rf"(?:(?P<low>{NUMBER})(?P<symbol0>\s?(?:%|°[CF]?)|[a-z]{{1,3}}(?=(?:-|–)\d))?\s?(?P<by>-|–|—|x|×|to)\s?)?"
 _FORM = re.compile(
     rf"(?P<minus>-)?{_RANGE}{_AMOUNT}(?P<gap>\s?-?)(?P<symbol>{_SYMBOL})(?P<power>{_POWER})?"
-    rf"(?:\s?(?P<per>/|\bper\b|·)\s?(?P<under>[A-Za-zμ]{{1,5}})(?P<under_power>{_POWER})?)?(?![\w'²³])(?P<dot>(?<=[a-z])\.(?=\s+[a-z\d(]|[,;)]))?"
+    rf"(?:\s?(?P<per>/|\bper\b|·)\s?(?P<hundred>100\s?)?(?P<under>[A-Za-zμ]{{1,5}})(?P<under_power>{_POWER})?)?(?![\w'²³])(?P<dot>(?<=[a-z])\.(?=\s+[a-z\d(]|[,;)]))?"
 )
+_VULGAR = re.compile(r"(?P<part>[½¼¾⅓⅔⅛])\s?(?P<symbol>[A-Za-z]{2,5})(?![\w'])(?P<dot>\.(?=\s[a-z]))?")
 _ALONE_PER = re.compile(
     rf"(?P<number>{NUMBER})\s?(?P<per>/)\s?(?P<under>kg|lb|km[23²³]?|mi|m[23²³]|min|hr|h|wk|mo|yr|ml|mL|L|oz|day|hour|minute|second|month|year|week)(?![\w/])"
 )
@@ -40,6 +41,10 @@ _AFTER_LETTER = re.compile(
     r"| (?:and|or|to|at|of|fuses?|breakers?|currents?|circuits?|chargers?|supply)\b"
 )
 _LABELLED = re.compile(rf"\b{LABELS} $")
+_PARTS = {"½": "12", "¼": "14", "¾": "34", "⅓": "13", "⅔": "23", "⅛": "18"}
+_SECONDS = re.compile(
+    r"\s(?:timeouts?|delay|wait|interval|timer|limit|window|clips?|videos?|ads?|spots?|later|each|apart|elapsed)\b"
+)
 _POWERS = {"²": "square", "2": "square", "³": "cubic", "3": "cubic"}
 _SHORT_WORDS = listed("in a at as am pm do me us to or by no it is be we he bar mil mo ha pt cal sec")
 _JOINED = re.compile(r"[\w/]$")
@@ -52,6 +57,9 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
             yield whole(found, SURE / 2, said)
         return
     is_sign = not text[at].isdecimal()
+    found = _VULGAR.match(text, at) if is_sign else None
+    if found and found["symbol"] not in _SHORT_WORDS and (names := unit(found["symbol"])):
+        yield pieces(found, SURE / 2, (simple(*_PARTS[found["part"]]), "part"), (names[0], "symbol"))
     if re.search(r"[\d$£€#]$|\d[.,]$" if not is_sign else r"[\w)]$|[\d)]\s$", context):
         return
     if found := _STONE.match(text, at):
@@ -92,23 +100,21 @@ def _number(found: re.Match[str]) -> str:
     if groups.get("fraction"):
         said += " and " + mixed(*groups["fraction"].split("/"))
     if groups.get("vulgar"):
-        top, bottom = {"½": "1/2", "¼": "1/4", "¾": "3/4", "⅓": "1/3", "⅔": "2/3", "⅛": "1/8"}[groups["vulgar"]].split(
-            "/"
-        )
-        said += " and " + mixed(top, bottom)
+        said += " and " + mixed(*_PARTS[groups["vulgar"]])
     return f"{said} {groups['scale']}" if groups.get("scale") else said
 
 
 def _measure(text: str, found: re.Match[str]) -> Candidate | None:
     symbol, is_close = found["symbol"].replace("° ", "°").replace("q. ", "q ").rstrip("."), found["gap"] in ("", "-")
     names = unit(symbol)
-    if names is None or not _is_unit(text, found, symbol, is_close=is_close):
+    is_other = (found["symbol0"] or "").isalpha() and found["symbol0"] != symbol
+    if names is None or is_other or not _is_unit(text, found, symbol, is_close=is_close):
         return None
     is_part = re.fullmatch(r"(\d+)\s?/\s?(\d+)", found["number"]) is not None
     is_one = (found["number"] == "1" or is_part) and not (
         found["fraction"] or found["vulgar"] or found["scale"] or found["low"]
     )
-    name = names[0] if is_one or "-" in found["gap"] else names[1]
+    name = names[0] if is_one or "-" in found["gap"] or found["per"] == "·" else names[1]
     power = _POWERS.get((found["power"] or "")[-1:], "")
     said = f"{power} {name}".strip()
     parts: list[tuple[str, str]] = [("minus", "minus")] if found["minus"] else []
@@ -116,7 +122,7 @@ def _measure(text: str, found: re.Match[str]) -> Candidate | None:
         joined = "by" if found["by"] in "x×" else "to"
         parts += [(decimal(found["low"]), "low")]
         if found["symbol0"] and (low := unit(found["symbol0"].strip())):
-            parts += [(low[1], "symbol0")]
+            parts += [(low[found["low"] != "1"], "symbol0")]
         parts += [(joined, "by")]
     parts += [(_number(found), "number"), (said, "symbol")]
     if found["under"]:
@@ -125,6 +131,8 @@ def _measure(text: str, found: re.Match[str]) -> Candidate | None:
             return None
         power = _POWERS.get((found["under_power"] or "")[-1:], "")
         named = f"{under[0]} squared" if power and under[0] == "second" else f"{power} {under[0]}".strip()
+        if found["hundred"] or (found["per"] == "·" and not is_one):
+            named = "one hundred " * bool(found["hundred"]) + under[1]
         parts += [("per" if found["per"] != "·" else "", "per"), (named, "under")]
     return pieces(found, SURE if is_close or len(symbol) > 1 else LIKELY, *parts)
 
@@ -132,9 +140,10 @@ def _measure(text: str, found: re.Match[str]) -> Candidate | None:
 def _is_unit(text: str, found: re.Match[str], symbol: str, *, is_close: bool) -> bool:
     """Whether letters after a number are a unit: not an initial (in 2005 W. Smith), nor a word (in, at)."""
     if symbol == "s" and not found["under"]:
-        return (
-            is_close and found["by"] not in ("x", "×") and (not found["number"].endswith("0") or "." in found["number"])
-        )
+        if not is_close:
+            return "." in found["number"] or before(text, found.start(), 2) == "= "
+        is_decade = found["number"].endswith("0") and "." not in found["number"]
+        return found["by"] not in ("x", "×") and (not is_decade or bool(_SECONDS.match(after(text, found.end()))))
     if symbol in _LETTERS and not found["under"]:
         is_electric = symbol in "AKN" and not is_close and _AFTER_LETTER.match(after(text, found.end()))
         return bool(is_electric) and not _LABELLED.search(before(text, found.start()))
@@ -146,7 +155,7 @@ def _is_unit(text: str, found: re.Match[str], symbol: str, *, is_close: bool) ->
         return symbol in ("ha", "bar", "sec", "mo") and not re.match(r"\s+[a-z]+", after(text, found.end(), 4))
     if len(symbol) == 1 and not is_close and symbol.isalpha():
         follows = text[found.end() : found.end() + 3]
-        return not re.match(r"\.? [A-Z]", follows) or symbol.islower()
+        return not re.match(r"\.? [A-Z]", follows) or symbol.islower() or follows in (" AC", " DC")
     return True
 
 
@@ -170,5 +179,8 @@ EXAMPLES = (
     ("3 mbps", "three megabits per second."),
     ("in km/h or m²", "in kilometers per hour or square meters."),
     ("12st 7lb", "twelve stone seven pounds."),
-    ("1/2 tsp", "one half teaspoon."),
+    ("1/2 tsp, ¼ tsp", "one half teaspoon, one quarter teaspoon."),
+    ("6 N·m, 5 L/100 km", "six newton meters, five liters per one hundred kilometers."),
+    ("1m-2m; 230 V AC", "one meter to two meters, two hundred and thirty volts ay C."),
+    ("a 90s timeout, in 3.1 s", "a ninety seconds timeout, in three point one seconds."),
 )
