@@ -313,7 +313,7 @@ def voice_state(
     sizes = config(variant)["flow_lm"]["transformer"]
     heads = sizes.get("num_kv_heads", sizes["num_heads"])
     width = sizes.get("attn_dim", sizes["d_model"]) // sizes["num_heads"]
-    count = 19 + 7 * number if positions is None else positions
+    count = 19 + 17 * number if positions is None else positions
     made: dict[str, Array] = {}
     for layer in range(sizes["num_layers"]):
         name = f"transformer.layers.{layer}.self_attn"
