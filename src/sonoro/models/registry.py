@@ -5,13 +5,11 @@ A family is one line in `FAMILIES`. `model_type` in config.json, or else `archit
 import json
 import logging
 import re
-from collections.abc import Sequence
 from contextlib import ExitStack
 from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
-import huggingface_hub
 import torch
 
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, ConfigError
@@ -21,6 +19,7 @@ from sonoro.models.pocket_tts import model as pocket_tts
 from sonoro.models.qwen3_tts import model as qwen3_tts
 from sonoro.models.settings import configure
 from sonoro.models.shared.loading import Family
+from sonoro.models.shared.remote import snapshot
 from sonoro.models.voxcpm2 import model as voxcpm2
 from sonoro.ops.device import Card, card, is_recorded
 from sonoro.runtime.kernels import use_own_plans
@@ -146,6 +145,9 @@ def _find(model: str | Path | None, *, is_dummy: bool) -> _Source:
         raise CheckpointNotFound(f"there is no folder {str(model)!r}: {error}") from error
     if is_folder:
         return _from_folder(folder, folder.resolve().name)
+    for family in FAMILIES:
+        if (gathered := family.gather(str(model), is_dummy)) is not None:
+            return _Source(family, gathered, gathered.name, is_hub=not exists)
     if exists:
         raise CheckpointNotFound(f"{model} is not a folder; a checkpoint is a folder with config.json in it")
     if isinstance(model, str) and _HUB_ID.fullmatch(model):
@@ -187,22 +189,12 @@ def _from_folder(folder: Path, name: str) -> _Source:
 def _from_hub(hub_id: str, *, is_dummy: bool) -> _Source:
     """The source in the hub's local cache, after downloading what is missing."""
     # config.json first: it shows whether the rest, gigabytes, is supported.
-    source = _from_folder(_snapshot(hub_id, ["config.json"]), hub_id.split("/")[1])
+    source = _from_folder(snapshot(hub_id, ["config.json"]), hub_id.split("/")[1])
     files = [name for name in source.family.hub_files if not (is_dummy and name.endswith((".safetensors", ".pth")))]
-    folder = _snapshot(hub_id, files)
+    folder = snapshot(hub_id, files)
     if not is_dummy and not any(folder.glob("*.safetensors")):
-        folder = _snapshot(hub_id, [*files, *_OTHER_FORMATS])
+        folder = snapshot(hub_id, [*files, *_OTHER_FORMATS])
     return source._replace(origin=folder, is_hub=True)
-
-
-def _snapshot(hub_id: str, patterns: Sequence[str]) -> Path:
-    """The local folder of repository `hub_id`, with files that match `patterns`. Raises `CheckpointNotFound`."""
-    try:
-        # The attribute is imported at its first use, which takes .2 s: most starts need no hub.
-        return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=[*patterns]))
-    except (huggingface_hub.errors.HfHubHTTPError, huggingface_hub.errors.HFValidationError, OSError) as error:
-        reason = f"the hub returned no repository of that name: {str(error).splitlines()[0]}"
-        raise CheckpointNotFound(f"there is no folder {hub_id!r}, and {reason}") from error
 
 
 def _device(device: str | torch.device) -> torch.device:

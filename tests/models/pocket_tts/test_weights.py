@@ -14,6 +14,7 @@ from sonoro.core.errors import CheckpointError, CheckpointNotFound, TensorMismat
 from sonoro.models import registry
 from sonoro.models.pocket_tts import weights
 from sonoro.models.pocket_tts.config import RELEASED, read
+from sonoro.models.shared import remote
 from sonoro.models.shared.model_files import MODEL_FILES
 
 CPU = torch.device("cpu")
@@ -180,3 +181,74 @@ def test_random_weights_are_the_same_each_time_and_lively(tmp_path: Path) -> Non
     for name, value in first.state_dict().items():
         assert torch.equal(value, second.state_dict()[name]), name
         assert value.numel() == 1 or value.float().std() > 0.01, name
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def community(folder: Path, file: Path, **changes: object) -> Path:
+    values = tiny_pocket.config() | {"weights_path": str(folder / MODEL_FILES)} | changes
+    values["flow_lm"]["lookup_table"]["tokenizer_path"] = str(folder / "tokenizer.json")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(yaml.safe_dump(values))
+    return file
+
+
+def test_a_configuration_file_names_its_weights(folder: Path, tmp_path: Path, cache: Path) -> None:
+    file = community(folder, tmp_path / "elsewhere" / "french_mine.yaml")
+    expected, model = registry.load(folder, device="cpu").model, registry.load(file, device="cpu").model
+    assert (model.spec.name, model.spec.languages, model.spec.voices) == ("french_mine", ("auto", "french"), ())
+    assert model.fingerprint == expected.fingerprint
+    (file.parent / "embeddings").symlink_to(folder / "embeddings")
+    assert registry.load(str(file), device="cpu").model.spec.voices == ("alba",)
+    with pytest.raises(CheckpointError, match="names no weights_path"):
+        registry.load(community(folder, file, weights_path=None), device="cpu")
+    with pytest.raises(CheckpointNotFound, match=r"nowhere\.safetensors"):
+        registry.load(community(folder, file, weights_path="nowhere.safetensors"), device="cpu")
+    assert registry.load(file, device="cpu", load_format="dummy").model.spec.name == "french_mine"
+
+
+def test_a_release_on_the_hub_is_gathered_from_both_repositories(
+    folder: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights of one, tokeniser and voices of the other; a configuration file may name a file by its commit."""
+    hub, asked = tmp_path / "hub", []
+    gated, public = hub / "pocket-tts", hub / "pocket-tts-without-voice-cloning"
+    for name in ("english_2026-10", "english_2026-09"):
+        (public / "languages" / name).mkdir(parents=True)
+    (gated / "languages" / "english_2026-10").mkdir(parents=True)
+    (folder / MODEL_FILES).rename(gated / "languages" / "english_2026-10" / MODEL_FILES)
+    (folder / "tokenizer.json").rename(public / "languages" / "english_2026-09" / "tokenizer.json")
+    (folder / "embeddings").rename(public / "languages" / "english_2026-10" / "embeddings")
+
+    def snapshot(hub_id: str, allow_patterns: list[str]) -> str:
+        asked.append(hub_id)
+        return str(hub / hub_id.split("/")[1])
+
+    def download(hub_id: str, file: str, revision: str | None) -> str:
+        asked.append(f"{hub_id} {file} {revision}")
+        return str(hub / hub_id.split("/")[1] / file)
+
+    monkeypatch.setattr(remote.huggingface_hub, "snapshot_download", snapshot)
+    monkeypatch.setattr(remote.huggingface_hub, "hf_hub_download", download)
+    # The tiny weights do not fit the release; all else was found.
+    with pytest.raises(TensorMismatch, match="has shape"):
+        registry.load("kyutai/pocket-tts/languages/english_2026-10", device="cpu")
+    assert asked == ["kyutai/pocket-tts-without-voice-cloning", "kyutai/pocket-tts"]
+    (made,) = cache.glob("sonoro/checkpoints/*/english_2026-10")
+    assert {path.name for path in made.iterdir()} == {"model.safetensors", "tokenizer.json", "embeddings"}
+    for name in ("kyutai/pocket-tts", "kyutai/pocket-tts/languages/klingon"):
+        with pytest.raises(
+            CheckpointNotFound, match="no release; on the hub: kyutai/pocket-tts/languages/english_2026"
+        ):
+            registry.load(name, device="cpu")
+    path = "hf://kyutai/pocket-tts/languages/english_2026-10/model.safetensors@abc"
+    values = tiny_pocket.config() | {"weights_path": path}
+    table = "hf://kyutai/pocket-tts-without-voice-cloning/languages/english_2026-09/tokenizer.json"
+    values["flow_lm"]["lookup_table"]["tokenizer_path"] = table
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(values))
+    assert registry.load(tmp_path / "mine.yaml", device="cpu").skipped == ()
+    assert asked[-1] == "kyutai/pocket-tts languages/english_2026-10/model.safetensors abc"

@@ -254,12 +254,21 @@ def _language(name: str) -> str:
     return language if language in _DEFAULT_VOICES else "auto"
 
 
-def _built(values: Any, where: str, language: str, voices: dict[str, Path | None]) -> ModelConfig:
-    """`values` as a configuration, checked. Raises `CheckpointError`, which begins with `where`."""
+def read_yaml(file: Path) -> YamlConfig:
+    """The configuration in `file`. Raises `CheckpointError` naming the key."""
+    return _converted(_yaml(file), str(file))
+
+
+def _converted(values: Any, where: str) -> YamlConfig:
     try:
-        given = msgspec.convert(values, YamlConfig)
+        return msgspec.convert(values, YamlConfig)
     except msgspec.ValidationError as error:
         raise CheckpointError(f"{where}: {error}") from error
+
+
+def _built(values: Any, where: str, language: str, voices: dict[str, Path | None]) -> ModelConfig:
+    """`values` as a configuration, checked. Raises `CheckpointError`, which begins with `where`."""
+    given = _converted(values, where)
     own = {name: getattr(given, name) for name in given.__struct_fields__}
     config = ModelConfig(**own, language=language, voices=voices)
     for name, value, only in _expected(config):

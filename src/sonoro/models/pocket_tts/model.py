@@ -93,8 +93,9 @@ class PocketTTS(ReadsText):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        config = self._config
-        return fingerprint(repr((config.flow_lm, config.mimi)), self._modules.lm, self._modules.codec)
+        config, codec = self._config, self._config.mimi
+        sizes = (config.backbone, config.flow_lm.flow, codec.seanet, codec.transformer, *codec.decoding)
+        return fingerprint(repr(sizes), self._modules.lm, self._modules.codec)
 
     def allocate(self, capacity: Capacity) -> FrameState:
         return by_slot.allocate(self._modules.lm, capacity, self.word_heads)
@@ -179,4 +180,5 @@ FAMILY = Family(
     sizes=_sizes,
     position_bytes=lambda config, dtype: config.backbone.position_bytes(dtype),
     owns=_owns,
+    gather=weights.gather,
 )

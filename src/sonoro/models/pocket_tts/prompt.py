@@ -20,7 +20,7 @@ from sonoro.nn.tokenizer import TextTokenizer
 from sonoro.runtime.sampling import Controls
 from sonoro.text.splitting import SpokenText, joined
 
-from .config import ModelConfig
+from .config import ModelConfig, YamlConfig
 from .voice import PocketVoice
 
 MOST_TOKENS = 50
@@ -237,15 +237,20 @@ def most_frames(tokens: int) -> int:
 def load_tokenizer(config: ModelConfig, folder: Path) -> TextTokenizer:
     """The tokeniser of a checkpoint folder: in it, or where the releases that share one have it.
     Raises `CheckpointNotFound` or `CheckpointError`."""
-    file = tokenizer_file(config)
-    folders = [folder, *(folder.parent / name for name in ("english_2026-09", "..")), folder.parent]
-    found = next((one for one in folders if (one / file).is_file()), folder)
+    found = find_tokenizer(config, folder)
     if config.flow_lm.lookup_table.tokenizer == "tokenizers":
         return TextTokenizer.from_folder(found)
-    return read_unigram(found / file)
+    return read_unigram(found / tokenizer_file(config))
 
 
-def tokenizer_file(config: ModelConfig) -> str:
+def find_tokenizer(config: YamlConfig, folder: Path) -> Path:
+    """The folder that has the tokeniser of the checkpoint in `folder`; `folder` itself if none has."""
+    file = tokenizer_file(config)
+    folders = [folder, folder.parent / "english_2026-09", folder.parent, folder.parent.parent]
+    return next((one for one in folders if (one / file).is_file()), folder)
+
+
+def tokenizer_file(config: YamlConfig) -> str:
     """The name of the tokeniser's file."""
     return "tokenizer.json" if config.flow_lm.lookup_table.tokenizer == "tokenizers" else "tokenizer.model"
 

@@ -4,16 +4,20 @@ from pathlib import Path
 
 from torch import Tensor
 
+from sonoro.core.errors import CheckpointError, CheckpointNotFound
 from sonoro.models.shared.codec_file import UNIT_NAMES, CodecFile
 from sonoro.models.shared.model_files import MODEL_FILES, ModelFiles, Modules
+from sonoro.models.shared.remote import gathered, local_file, snapshot
 from sonoro.nn.transformer import split_pairs
 from sonoro.nn.weights import DummyRule, Fusion
 
 from .backbone import FlowLM
 from .codec import PocketCodec
-from .config import CodecConfig
+from .config import CONFIG_FILES, HUB, RELEASED, CodecConfig, read, read_yaml
+from .prompt import find_tokenizer, tokenizer_file
 
 _LM, _CODEC = "flow_lm.", "mimi."
+_OPEN = f"{HUB}-without-voice-cloning"
 
 _PARTS = {
     "language model": ("transformer.", "z_proj.", "out_eos.", "bos_", "emb_", "input_linear.", "speaker_proj."),
@@ -108,3 +112,42 @@ FILES = ModelFiles(
     is_wide=FlowLM.is_wide,
     spelling=lambda names: _spelled,
 )
+
+
+def gather(model: str, is_dummy: bool) -> Path | None:
+    """`Family.gather`: of a release, kyutai/pocket-tts/languages/NAME, whose tokeniser and voices are in the open
+    repository; or of a configuration file, which names its weights. Raises `CheckpointError`."""
+    if model.startswith(HUB):
+        return _of_release(model, is_dummy)
+    file = Path(model).expanduser()
+    if file.suffix not in (".yaml", ".yml") or not file.is_file():
+        return None
+    config = read_yaml(file)
+    weights = config.weights_path or config.weights_path_without_voice_cloning
+    if weights is None:
+        raise CheckpointError(f"{file} names no weights_path")
+    table = config.flow_lm.lookup_table
+    files = {CONFIG_FILES[0]: file, tokenizer_file(config): local_file(table.tokenizer_path, file.parent)}
+    if not is_dummy:
+        files[MODEL_FILES] = local_file(weights, file.parent)
+    return gathered(file.stem, files | _voices(file.parent))
+
+
+def _of_release(model: str, is_dummy: bool) -> Path:
+    repository, _, name = model.partition("/languages/")
+    if repository not in (HUB, _OPEN) or f"{HUB}/languages/{name}" not in RELEASED.values():
+        raise CheckpointNotFound(f"{model} is no release; on the hub: {', '.join(RELEASED.values())}")
+    shared = ("tokenizer.json", "languages/english_2026-09/tokenizer.json")
+    own = [f"languages/{name}/{pattern}" for pattern in ("tokenizer.*", "embeddings/*")]
+    folder = snapshot(_OPEN, [*own, *shared]) / "languages" / name
+    config = read(next(key for key, value in RELEASED.items() if value.endswith(f"/{name}")))
+    file = tokenizer_file(config)
+    files = {file: find_tokenizer(config, folder) / file}
+    if not is_dummy:
+        wanted = f"languages/{name}/{MODEL_FILES}"
+        files[MODEL_FILES] = snapshot(repository, [wanted]) / wanted
+    return gathered(name, files | _voices(folder))
+
+
+def _voices(folder: Path) -> dict[str, Path]:
+    return {"embeddings": folder / "embeddings"} if (folder / "embeddings").is_dir() else {}

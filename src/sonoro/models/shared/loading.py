@@ -28,7 +28,8 @@ class Family:
     and their hub ids. `hub_files`: patterns of files to download. `hub_settings`: settings of a model loaded by hub id
     (`models.settings`). `quantizations`: 8-bit formats that it is offered in, having failed no gate. `holds_float16`:
     its activations were measured to fit float16, with sums in float32. `owns`: whether a folder without config.json is
-    a checkpoint of this family.
+    a checkpoint of this family. `gather`: for a name that is neither a folder nor a repository whose root is the
+    checkpoint, a folder of its files, without weights for a dummy; None for a name of another family.
 
     `read` returns the configuration of a source, `files` loads weights, `tokenizer` that of a folder with
     `tokenizer_file`, or for None a stand-in; `model` takes name, configuration, modules and tokeniser. `spec`, `sizes`
@@ -49,6 +50,7 @@ class Family:
     quantizations: Sequence[str] = ("int8", "fp8")
     holds_float16: bool = False
     owns: Callable[[Path], bool] = lambda folder: False
+    gather: Callable[[str, bool], Path | None] = lambda model, is_dummy: None
 
     def from_folder(
         self, folder: Path, name: str, device: torch.device, dtype: torch.dtype, quantization: str = "none"
