@@ -56,7 +56,10 @@ def _is_unit_like(name: str) -> bool:
     """Whether it is a number with a few letters behind it (12kg, 5pm, 1st), which other classes read."""
     return (
         _PREFIX.match(name) is not None
-        or re.search(r"^\d+[sk]$|^\d+(?:st|nd|rd|th)-|\d(?:st|nd|rd|th|ST|ND|RD|TH|am|pm|AM|PM)$|-\d+s$|-old$", name)
+        or re.search(
+            r"^\d+[sk]$|^\d+(?:st|nd|rd|th)-|\d(?:st|nd|rd|th|ST|ND|RD|TH|am|pm|AM|PM)$|-\d+s$|-old$|^\d{1,2}[ap]m-",
+            name,
+        )
         is not None
     )
 

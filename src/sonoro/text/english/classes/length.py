@@ -5,7 +5,7 @@ import unicodedata
 from collections.abc import Iterator
 
 from sonoro.text.english.line import LIKELY, SURE, Candidate, after, before
-from sonoro.text.english.numbers import decimal
+from sonoro.text.english.numbers import count, decimal
 
 from .common import NUMBER, pieces, whole
 from .fraction import mixed, simple
@@ -14,6 +14,12 @@ STARTS = ("digit", "sign")
 
 _PART = r"[½⅓⅔¼¾⅛⅜⅝⅞]|\d{1,2}/\d{1,2}"
 _FEET = re.compile(rf"(?P<feet>\d{{1,3}})\s?'\s?-?(?P<inches>\d{{1,2}}(?:\.\d+)?)\s?(?P<part>{_PART})?\s?(?:\"|'')")
+_CLOCKED = re.compile(
+    r"(?P<minutes>\d{1,3})'\s?(?P<seconds>[1-5][2-9]|[2-5][01]|0\d|\d(?=\.\d))(?P<part>\.\d{1,3})?\s?(?:\"|'')"
+)
+"""Minutes and seconds: no inches are so many, or padded."""
+
+_FEET_RANGE = re.compile(r"(?P<low>\d{1,3})'(?P<to>\s?(?:-|–|to)\s?)(?=\d{1,3}')")
 _INCHES = re.compile(rf"(?:(?P<number>{NUMBER})(?![/\d]))?[\s-]?(?P<part>{_PART})?\s?\"(?!\w)")
 _OPEN_QUOTE = re.compile(r"(?:^|[\s(\[])\"(?=\w)[^\"]*$")
 _SIDES = re.compile(
@@ -34,6 +40,12 @@ _IN_NUMBER = re.compile(r"[\w$£€#]$|\d[.,]$")
 def recognise(text: str, at: int) -> Iterator[Candidate]:
     if _IN_NUMBER.search(before(text, at, 2)):
         return
+    if found := _CLOCKED.match(text, at):
+        second = decimal((found["seconds"].lstrip("0") or "0") + (found["part"] or ""))
+        minutes = count(found["minutes"], "minute", "minutes")
+        yield pieces(found, SURE / 2, (minutes, "minutes"), (f"{second} second{'s' * (second != 'one')}", "seconds"))
+    if found := _FEET_RANGE.match(text, at):
+        yield pieces(found, SURE, (decimal(found["low"]), "low"), ("to", "to"))
     if found := _FEET.match(text, at):
         yield whole(found, SURE, f"{decimal(found['feet'])} foot {_with_part(found['inches'], found['part'])}")
     if (
@@ -78,6 +90,8 @@ def _sides(found: re.Match[str]) -> Candidate:
 EXAMPLES = (
     ('5\'11" and 12"', "five foot eleven and twelve inches."),
     ("a 3' x 4' rug, 8 x 10 in", "a three feet by four feet rug, eight by ten inches."),
+    ("19'32\" and 4'05\"", "nineteen minutes thirty two seconds and four minutes five seconds."),
+    ("6'-8' tall", "six to eight feet tall."),
     ("211 ft 5 in", "two hundred and eleven feet five inches."),
     ('6\' 2½", 3 1/2"', "six foot two and a half, three and a half inches."),
     ('3⅛" or 7/16"', "three and one eighth inches or seven sixteenths inch."),

@@ -16,22 +16,23 @@ _SIGN = r"(?P<sign>[$£€¥₹₩₽₺₫₪₿]|Rs\.?(?=\s?\d))"
 _SCALE = r"(?:\s?(?P<scale>(?i:hundred|thousand|million|billion|trillion|lakh|crore|bn|tn|mn|mio)|[kKmMbBtT])(?![\w]))"
 _AMOUNT = rf"(?P<amount>{NUMBER})"
 _PREFIXED = re.compile(
-    rf"(?P<minus>-)?(?P<land>(?:US|U\.S\.|CA|AU|NZ|HK|C|A|R)\s?(?=\$))?{_SIGN}\s?(?P<inner>-)?{_AMOUNT}{_SCALE}?(?!\d)(?:\s(?P<code>USD|GBP|EUR|CAD|AUD)\b)?"
+    rf"(?P<minus>-)?(?P<land>(?:US|U\.S\.|CA|AU|NZ|HK|NT|MX|C|A|R|S)\s?(?=\$))?{_SIGN}\s?(?P<inner>-)?{_AMOUNT}{_SCALE}?(?!\d)(?:\s(?P<code>USD|GBP|EUR|CAD|AUD)\b)?"
 )
 _RANGE = re.compile(
     rf"{_SIGN}\s?{_AMOUNT}{_SCALE}?(?P<to>{DASH}|\sto\s)(?P<sign2>[$£€¥₹₩])?\s?(?P<amount2>{NUMBER})(?:\s?(?P<scale2>(?i:hundred|thousand|million|billion|trillion|bn|tn)|[kKmMbBtT])(?![\w]))?(?![\d-])"
 )
 _SUFFIXED = re.compile(
-    rf"(?P<amount>{NUMBER}|\d{{1,3}}(?:\.\d{{3}})+(?:,\d\d)?|\d+,\d\d)(?P<scale>)\s?(?P<sign>[$£€¥₹₩₽₺])(?![\d\w])"
+    rf"(?P<amount>\d{{1,3}}(?: \d{{3}}){{1,4}}|{NUMBER}|\d{{1,3}}(?:\.\d{{3}})+(?:,\d\d)?|\d+,\d\d)(?P<scale>)"
+    r"\s?(?P<sign>[$£€¥₹₩₽₺]|zl|kr\b)(?![\d\w])"
 )
 _CODED = re.compile(
     rf"(?P<amount>{NUMBER}|\d+,\d\d){_SCALE}?\s?(?P<sign>USD|EUR|GBP|JPY|CNY|INR|CAD|AUD|NZD|CHF|SEK|NOK|DKK|KRW|BRL|MXN|RUB|ZAR|SGD|HKD|TRY|PLN|THB|AED|SAR|ILS|CZK|HUF)(?![\w])"
 )
 _CODE_FIRST = re.compile(
-    rf"(?P<sign>USD|EUR|GBP|JPY|CNY|INR|CAD|AUD|NZD|CHF|SEK|NOK|DKK|KRW|BRL|MXN|RUB|ZAR|SGD|HKD|TRY|PLN|THB|AED|SAR)\s?{_AMOUNT}{_SCALE}?(?!\d)"
+    rf"(?P<sign>USD|EUR|GBP|JPY|CNY|INR|CAD|AUD|NZD|CHF|SEK|NOK|DKK|KRW|BRL|MXN|RUB|ZAR|SGD|HKD|TRY|PLN|THB|AED|SAR)\s?{_AMOUNT}{_SCALE}?(?!,?\d)"
 )
 _CONTINENTAL = re.compile(
-    r"(?P<sign>[$£€¥₹₩])\s?(?P<amount>\d{1,3}(?:\.\d{3})++(?:,\d\d)?|\d+,\d\d)(?P<scale>)(?![.,]?\d)"
+    r"(?P<sign>[$£€¥₹₩]|EUR(?=\s?\d)|CHF(?=\s?\d))\s?(?P<amount>\d{1,3}(?:\.\d{3})++(?:,\d\d)?|\d+,\d\d)(?P<scale>)(?![.,]?\d)"
 )
 _SCALES = pairs(
     "k = thousand | m = million | mn = million | mio = million | b = billion | bn = billion | t = trillion | "
@@ -39,8 +40,15 @@ _SCALES = pairs(
 )
 _LANDS = pairs(
     "US = U S | CA = Canadian | C = Canadian | AU = Australian | A = Australian | NZ = New Zealand | HK = Hong Kong | "
-    "R = | USD = U S | CAD = Canadian | AUD = Australian"
+    "S = Singapore | NT = New Taiwan | USD = U S | CAD = Canadian | AUD = Australian"
 )
+_CODES_OF_LANDS = {"R": "BRL", "MX": "MXN"}
+_SMALL_COIN = re.compile(
+    r"(?P<amount>\d{1,2})(?P<sign>[pc])"
+    r"(?=(?:\s(?:each|coins?|a piece|apiece|off|per|stamps?|piece)\b)|,? [£$]\d|,? or \d{1,2}[pc]\b)"
+    r"|(?<=[£$]\d, )(?P<amount2>\d{1,2})(?P<sign2>[pc])(?!\w)"
+)
+_SIGNS_OF_CODES = {"USD": "$", "CAD": "$", "AUD": "$", "NZD": "$", "EUR": "€", "GBP": "£"}
 _PER = re.compile(
     r"\s?/\s?(?P<per>mo|month|yr|year|wk|week|d|day|hr|hour|h|min|minute|s|sec|lb|kg|oz|gal|gallon|L|l|mi|km|person|night|user|seat|unit|GB|kWh|share|barrel|ton)(?![\w])"
 )
@@ -62,6 +70,8 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     context = before(text, at, 1)
     if text[at].isdecimal():
         if not _IN_NUMBER.search(context):
+            if found := _SMALL_COIN.match(text, at):
+                yield _small(found)
             for form in (_SUFFIXED, _CODED):
                 if found := form.match(text, at):
                     yield _with_period(text, _amount(text, found, _plain_number(found["amount"])))
@@ -71,25 +81,34 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     if found := _RANGE.match(text, at):
         yield _with_period(text, _range(found))
     # Dollars with three decimals are no thousands.
-    if (found := _CONTINENTAL.match(text, at)) and (found["sign"] == "€" or "," in found["amount"]):
+    if (found := _CONTINENTAL.match(text, at)) and (found["sign"] in ("€", "EUR") or "," in found["amount"]):
         yield _with_period(text, _amount(text, found, _plain_number(found["amount"])), SURE)
     for form in (_PREFIXED, _CODE_FIRST):
         if found := form.match(text, at):
             yield _with_period(text, _amount(text, found, found["amount"]))
 
 
+def _small(found: re.Match[str]) -> Candidate:
+    """Pence and cents by their letter: 20p, 5c each."""
+    group = "amount" if found["amount"] else "amount2"
+    amount, sign = found[group], found["sign"] or found["sign2"]
+    low = names(SMALL["£" if sign == "p" else "$"])
+    return whole(found, SURE, f"{cardinal(amount)} {low[amount != '1']}")
+
+
 def _plain_number(amount: str) -> str:
     """`amount` with a decimal point, where its commas and dots are the Continent's."""
     if re.fullmatch(r"\d{1,3}(?:\.\d{3})+(?:,\d\d)?", amount) or re.fullmatch(r"\d+,\d\d", amount):
         return amount.replace(".", "").replace(",", ".")
-    return amount
+    return amount.replace(" ", "")
 
 
 def _amount(text: str, found: re.Match[str], number: str) -> Candidate:
     groups = found.groupdict()
     minus = "minus " * bool(groups.get("minus") or groups.get("inner"))
     land = _LANDS.get((groups.get("land") or groups.get("code") or "").strip().replace(".", ""), "")
-    said = said_amount(found["sign"], number, groups.get("scale") or "", land)
+    sign = _CODES_OF_LANDS.get((groups.get("land") or "").strip(), found["sign"])
+    said = said_amount(sign, number, groups.get("scale") or "", land)
     if (
         _ARTICLE.search(before(text, found.start()))
         and _NOUN.match(after(text, found.end()))
@@ -110,8 +129,9 @@ def said_amount(sign: str, number: str, scale: str = "", land: str = "") -> str:
         return f"{decimal(number)} {_SCALES.get(scale.lower(), scale.lower())} {many}"
     main, _, cents = number.partition(".")
     trimmed = cents.rstrip("0")
-    if len(trimmed) > 2 or (cents and sign not in SMALL):
-        return f"{decimal(number)} {many}"
+    sign = _SIGNS_OF_CODES.get(sign, sign)
+    if len(trimmed) > 2 or (trimmed and sign not in SMALL):
+        return f"{decimal(number if len(cents) > 2 else f'{main}.{trimmed}')} {many}"
     small = trimmed.ljust(2, "0")
     parts = [f"{cardinal(main)} {one if main == '1' else many}"] if main.strip("0,") or not trimmed else []
     if trimmed:
@@ -153,12 +173,15 @@ EXAMPLES = (
     ("US$76.3 trillion", "seventy six point three trillion U S dollars."),
     ("$20/mo and $0.5/hr", "twenty dollars per month and fifty cents per hour."),
     ("$.01, $20.506", "one cent, twenty point five zero six dollars."),
-    ("2.500,00 € or 19,99 EUR", "two thousand five hundred euros or nineteen point nine nine euros."),
+    ("2.500,00 € or 19,99 EUR", "two thousand five hundred euros or nineteen euros and ninety nine cents."),
     ("$-5 and -$5", "minus five dollars and minus five dollars."),
     (
         "$10/user/mo, ₹1,50,000, Rs 2.5 crore",
         "ten dollars per user per month, one hundred and fifty thousand rupees, two point five crore rupees.",
     ),
     ("a $5 bill, $100 USD", "a five dollar bill, one hundred U S dollars."),
+    ("CHF 12.50, EUR 1.200,50", "twelve point five Swiss francs, one thousand two hundred euros and fifty cents."),
+    ("£3, 20p or 5c each", "three pounds, twenty pence or five cents each."),
+    ("10 000 €, 100 zł, R$ 25", "ten thousand euros, one hundred zlotys, twenty five Brazilian reals."),
     ("50 GBP", "fifty British pounds."),
 )

@@ -13,12 +13,20 @@ STARTS = ("digit", "letter")
 _HALF = r"(?P<half>[aApP])\.?\s?[mM](?![a-zA-Z])(?P<dot>\.)?"
 _ZONE = r"(?:\s?\(?(?P<zone>(?i:[ecmp][sd]t|gmt|utc|[ecmp]\.[sd]\.t\.?|cet|cest|bst|ist|jst|et|pt)(?![A-Za-z]))\)?)"
 _CLOCK = re.compile(
-    rf"(?P<hour>[01]?\d|2[0-4])(?::(?P<minute>[0-5]\d)(?::(?P<second>[0-5]\d)(?:\.\d+)?)?)(?!\d|:|\.\d)(?:\s?{_HALF})?{_ZONE}?(?P<z>Z\b|(?:(?<=T\d\d:\d\d)|(?<=T\d\d:\d\d:\d\d))[+-]\d\d:?\d\d\b)?"
+    rf"(?P<hour>[01]?\d|2[0-4])(?::(?P<minute>[0-5]\d)(?::(?P<second>[0-5]\d)(?P<part>\.\d{{1,9}})?)?)(?!\d|:|\.\d)(?:\s?{_HALF})?{_ZONE}?(?P<z>Z\b|(?:(?<=T\d\d:\d\d)|(?<=T\d\d:\d\d:\d\d))[+-]\d\d:?\d\d\b)?"
 )
 _LAP = re.compile(r"(?P<minute>\d{1,2}):(?P<second>[0-5]\d)\.(?P<part>\d{1,3})(?![\w:]|\.\d)")
 _DOTTED = re.compile(rf"(?P<hour>1[0-2]|0?[1-9])\.(?P<minute>[0-5]\d)(?P<second>)\s?{_HALF}{_ZONE}?(?P<z>)")
 _HOUR = re.compile(rf"(?P<hour>1[0-2]|0?[1-9])(?P<minute>)(?P<second>)\s?{_HALF}{_ZONE}?(?P<z>)")
-_TO = re.compile(rf"{DASH}(?=\d{{1,2}}(?::[0-5]\d)?\s?(?:[ap]\.?m\b|$|[.,;](?!\d)|[^\w.,:;%-]))", re.IGNORECASE)
+_OFFSET = re.compile(r"(?P<zone>GMT|UTC)(?P<sign>[-+−])(?P<hour>\d{1,2})(?::?(?P<minute>\d\d))?(?!\w)")
+_NOON = re.compile(r"(?P<noon>noon|midnight)(?P<to>\s?(?:-|–)\s?)(?=\d)")
+_HOURS = re.compile(r"(?P<h>\d{1,2})h(?P<m>[0-5]\d)(?!\w)")
+_AT_HOUR = re.compile(r"\b(?:at|by|until|from|to) $")
+_AGO = re.compile(r"(?P<number>\d{1,4})\s?(?P<unit>[smhdwy])(?=\s(?:ago|later)\b)")
+_AGO_UNITS = {"s": "second", "m": "minute", "h": "hour", "d": "day", "w": "week", "y": "year"}
+_TO = re.compile(
+    rf"{DASH}(?=noon\b|midnight\b|\d{{1,2}}(?::[0-5]\d)?\s?(?:[ap]\.?m\b|$|[.,;](?!\d)|[^\w.,:;%-]))", re.IGNORECASE
+)
 _BARE = re.compile(
     rf"(?P<hour>1[0-2]|[1-9])(?::(?P<minute>[0-5]\d))?(?P<to>{DASH})(?=(?:1[0-2]|0?[1-9])(?::[0-5]\d)?\s?[ap]\.?\s?m\b)",
     re.IGNORECASE,
@@ -39,6 +47,7 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     if text[at].isalpha():
         if (found := _AT.match(text, at)) and context[-1:].isdecimal():
             yield pieces(found, SURE, ("at", 0))
+        yield from _named(text, at)
         return
     if _IN_NUMBER.search(context):
         return
@@ -56,6 +65,16 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     if found := _BARE.match(text, at):
         minute = f" {_minutes(found['minute'])}" if found["minute"] and found["minute"] != "00" else ""
         yield pieces(found, LIKELY, (cardinal(found["hour"]) + minute, "hour"), ("to", "to"))
+    if found := _AGO.match(text, at):
+        name = _AGO_UNITS[found["unit"]]
+        yield pieces(
+            found, SURE, (cardinal(found["number"]), "number"), (name + "s" * (found["number"] != "1"), "unit")
+        )
+    if found := _HOURS.match(text, at):
+        is_clock = _AT_HOUR.search(before(text, at)) is not None
+        minute = _minutes(found["m"]) if is_clock else count(found["m"].lstrip("0") or "0", "minute", "minutes")
+        hour = cardinal(found["h"].lstrip("0") or "0") if is_clock else count(found["h"], "hour", "hours")
+        yield pieces(found, SURE, (hour, "h"), (minute, "m"))
     found = _DURATION.match(text, at)
     if found and sum(found[unit] is not None for unit, _ in _UNITS) > 1:
         named = [
@@ -66,11 +85,22 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         yield pieces(found, SURE, *named)
 
 
+def _named(text: str, at: int) -> Iterator[Candidate]:
+    """What begins with a name: GMT-5, noon-1pm."""
+    if found := _OFFSET.match(text, at):
+        sign = "plus" if found["sign"] == "+" else "minus"
+        minute = _minutes(found["minute"]) if found["minute"] not in (None, "00") else ""
+        hour = cardinal(found["hour"].lstrip("0") or "0")
+        yield pieces(found, SURE, (" ".join(found["zone"]), "zone"), (sign, "sign"), (hour, "hour"), (minute, "minute"))
+    if found := _NOON.match(text, at):
+        yield pieces(found, SURE, (found["noon"], "noon"), ("to", "to"))
+
+
 def _time(text: str, found: re.Match[str]) -> Candidate:
     hour, minute, second, half = found["hour"], found["minute"] or "00", found["second"], found["half"]
     bare = str(int(hour))
     if second and not (half and minute == second == "00"):
-        said = _long(bare, minute, second)
+        said = _long(bare, minute, second, found.groupdict().get("part") or "")
     elif minute == "00":
         on_the_hour = "o'clock" if 1 <= int(hour) <= 12 else "hundred"
         said = cardinal(bare) + ("" if half else f" {on_the_hour}")
@@ -115,10 +145,10 @@ def _minutes(minute: str) -> str:
     return f"oh {cardinal(minute[1])}" if minute[0] == "0" else cardinal(minute)
 
 
-def _long(hour: str, minute: str, second: str) -> str:
+def _long(hour: str, minute: str, second: str, part: str) -> str:
     named = [
-        f"{cardinal(str(int(number)))} {name}{'s' * (int(number) != 1)}"
-        for number, name in ((hour, "hour"), (minute, "minute"), (second, "second"))
+        count(f"{int(number)}{rest}", name, name + "s")
+        for number, name, rest in ((hour, "hour", ""), (minute, "minute", ""), (second, "second", part))
     ]
     return f"{named[0]} {named[1]} and {named[2]}"
 
@@ -136,5 +166,8 @@ EXAMPLES = (
     ("at 0600 hours, 1430 hrs", "at oh six hundred hours, fourteen thirty hours."),
     ("a lap of 2:05.37", "a lap of two minutes five point three seven seconds."),
     ("left at 5 p.m. He went", "left at five p m. He went."),
+    ("GMT-5; noon-1pm, 10am-noon", "G M T minus five, noon to one p m, ten ay m to noon."),
+    ("1h45, at 20h30, 3w ago", "one hour forty five minutes, at twenty thirty, three weeks ago."),
+    ("01:02:03.5", "one hour two minutes and three point five seconds."),
     ("at 5 p.m. Monday", "at five p m Monday."),
 )

@@ -103,11 +103,12 @@ def unit(symbol: str) -> Names | None:
 
 
 CURRENCIES = pairs(
-    "$ = USD | £ = GBP | € = EUR | ¥ = JPY | ₹ = INR | ₩ = KRW | ₽ = RUB | ₿ = BTC | ₺ = TRY | ₫ = VND | ₪ = ILS"
+    "$ = USD | £ = GBP | € = EUR | ¥ = JPY | ₹ = INR | ₩ = KRW | ₽ = RUB | ₿ = BTC | ₺ = TRY | ₫ = VND | ₪ = ILS | "
+    "zl = PLN | kr = SEK"
 )
 _PLAIN = pairs(
     "USD = dollar(s) | GBP = pound(s) | EUR = euro(s) | JPY = yen | INR = rupee(s) | KRW = won | RUB = ruble(s) | "
-    "BTC = bitcoin(s) | TRY = lira | VND = dong | ILS = shekel(s)"
+    "BTC = bitcoin(s) | TRY = lira | VND = dong | ILS = shekel(s) | PLN = zloty(s) | SEK = krona/kronor"
 )
 """What a sign is called without the country that its code names."""
 
