@@ -97,5 +97,7 @@ def test_a_session_takes_every_syntax_but_no_lexicon() -> None:
             check((await live.speak("<b>Good</b> morn", "ing.[pau", "se 750ms]My friends."))[0])
             error = await live.refused("session.config", lexicons=[{"SQL": "sequel"}])
             assert error["param"] == "lexicons"
+            inputs = [{"text": "Hi.", "voice": "low"}]
+            assert (await live.refused("session.config", inputs=inputs))["param"] == "inputs"
 
     run(ask())

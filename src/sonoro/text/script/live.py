@@ -50,6 +50,8 @@ class LiveScript:
         self._tags = None if markup == "ssml" else tags.Tags(self._marked, markup)
         self._composer = Composer(self._marked, (), delivery)
         self._may_be_ssml = markup in ("auto", "voices")
+        # While no character has come that a tag begins with, text passes unread.
+        self._is_plain = markup != "ssml"
         self._taken = self._index = 0
         self._style, self._paused = Style(), dict[int, float]()
         self._lines = deque([self._new_line(Line(text="", origins=()))])
@@ -78,17 +80,19 @@ class LiveScript:
         markup that is not honoured."""
         if self.is_ended:
             raise InvalidRequest("text", text, "the text was already ended")
-        self._marked.source += text
-        if self.characters > self._most:
+        if self.characters + len(text) > self._most:
             limit = f"at most {self._most} characters for a live request"
-            raise InvalidRequest("text", f"{self.characters} characters", limit)
-        return self._take(is_last=False)
+            raise InvalidRequest("text", f"{self.characters + len(text)} characters", limit)
+        if self._is_plain and tags.may_hold(text):
+            self._read_plain()
+        self._marked.source += text
+        return self._lines[-1].feed.append(text) if self._is_plain else self._take(is_last=False)
 
     def end(self) -> str:
         """Mark the text as complete; returns what of it was held back."""
         if self.is_ended:
             return ""
-        rest = self._take(is_last=True)
+        rest = "" if self._is_plain else self._take(is_last=True)
         self.is_ended = True
         self._lines[-1].feed.end()
         return rest
@@ -118,6 +122,17 @@ class LiveScript:
         """As `LiveFeed.cut_off`."""
         self._lines[0].feed.cut_off(index)
 
+    def _read_plain(self) -> None:
+        """Take in the text that has passed unread."""
+        plain, line, self._is_plain = self._marked.source, self._lines[-1], False
+        self._marked.add(plain, 0)
+        self.origins += self._marked.origins
+        line.said, line.has_words = plain[-_TAIL:], is_speakable(plain)
+        self._taken = len(plain)
+        if self._tags is not None:
+            self._tags.read_to = self._taken
+        self._may_be_ssml = self._may_be_ssml and not plain.strip()
+
     def _take(self, *, is_last: bool) -> str:
         """Read what has come as far as it is settled; returns what is to be spoken of it."""
         source = self._marked.source
@@ -129,7 +144,7 @@ class LiveScript:
             return ""
         if self._tags is None:
             self._marked = ssml.parse(source)
-            self._composer = Composer(self._marked, (), self._delivery)
+            self._composer, self._taken = Composer(self._marked, (), self._delivery), 0
             return self._speak_to(len(self._marked.text))
         self._tags.read(len(source) if is_last else tags.complete(source, self._tags.read_to, self._markup))
         if is_last:

@@ -78,6 +78,11 @@ def _parts(syntax: str) -> re.Pattern[str]:
 _FIRST = re.compile(r"[<\[\\]")
 
 
+def may_hold(text: str) -> bool:
+    """Whether `text` holds a character that a tag, or a part of one, begins with."""
+    return "<" in text or "[" in text or "\\" in text
+
+
 def complete(source: str, start: int, syntax: str) -> int:
     """Up to where `source` can be read from `start` on, whatever follows: before what may still become a tag."""
     at, pattern = start, forms(syntax)
