@@ -6,6 +6,7 @@ fixed seeds, and none is one. What follows from the codes alone must be equal, w
 """
 
 import ctypes
+import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -94,6 +95,57 @@ def test_codes_and_state_are_those_of_torch(library: CompiledCode, topology: str
         assert_equal(found, expected, range(5))
     assert expected.done.all()
     assert expected.length[:5].min() >= 3
+
+
+OPTIONS = {
+    "temperature": (0, 1e-6, 0.4, 0.9, 2.0),
+    "top_k": (0, 1, 2, 50, 5000),
+    "top_p": (1.0, 0.0001, 0.3, 0.999),
+    "repetition_penalty": (0.5, 1.0, 1.05, 1.8),
+    "ignore_eos": (True, False),
+    "max_frames": (1, 7, 12),
+    "seed": (0, 2**40 + 1, 2**63 - 1),
+    "segment": (0, 3),
+    "subtalker_temperature": (0.01, 0.9, 3.0),
+    "subtalker_top_k": (0, 1, 50, 5000),
+    "subtalker_top_p": (1.0, 0.0001, 0.6),
+}
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 16, 17])
+def test_any_batch_with_any_options_has_the_codes_of_torch(library: CompiledCode, count: int) -> None:
+    choose = random.Random(count)
+    talker, slots = make_talker(), torch.randperm(count, generator=torch.Generator().manual_seed(count))
+    options = [{name: choose.choice(values) for name, values in OPTIONS.items()} for _ in range(count)]
+    prompts = [random_prompt(60 + index, controls(**kind)) for index, kind in enumerate(options)]
+    room = capacity(slots=count, positions=48, frames=12, text=24)
+    found, expected = (allocate(talker, room, PAD, HEADS) for _ in range(2))
+    for state in (found, expected):
+        begin_talker(talker, state, prompts, slots)
+    step = compiled_step(talker, found, library).frame
+    for _ in range(12):
+        step(slots)
+        frame(talker, expected, slots)
+    assert expected.done.all()
+    assert_equal(found, expected, range(count))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_codes_of_numbers_that_are_not_finite_are_those_of_torch(library: CompiledCode, value: float) -> None:
+    talker = make_talker()
+    # In the logits of a few ids, and, as all numbers of a layer then are NaN, in all.
+    talker.codec_head.weight[7:9, 2] = value
+    talker.code_predictor.model.layers[0].mlp.gate_up_proj.weight[3, 2] = value
+    prompts = [random_prompt(80 + index, controls(**kind)) for index, kind in enumerate(KINDS)]
+    found, expected = (allocate(talker, CAPACITY, PAD) for _ in range(2))
+    for state in (found, expected):
+        begin_talker(talker, state, prompts, torch.arange(5))
+    step = compiled_step(talker, found, library).frame
+    for _ in range(4):
+        step(torch.arange(5))
+        frame(talker, expected, torch.arange(5))
+    for name in ("done", "length", "frames", "seen"):
+        assert torch.equal(getattr(found, name)[:5], getattr(expected, name)[:5]), name
 
 
 def test_a_slot_does_not_depend_on_its_batch(library: CompiledCode) -> None:

@@ -1,8 +1,8 @@
 /* The decode step of a backbone and a depth model as one call: what sonoro.models.qwen3_tts.frame does in a thousand
  * operations, for batches of a few slots on a CPU. That function is the reference; `tests/native` compares the two.
  *
- * Everything is a pointer into the tensors of the model and of its state by slot. Nothing is allocated, and nothing is kept
- * between calls but what is in those tensors. */
+ * Everything is a pointer into the tensors of the model and of its state by slot. Nothing is allocated (but by qsort, for
+ * top-p), and nothing is kept between calls but what is in those tensors. */
 
 #include "kernels.h"
 
@@ -175,9 +175,10 @@ static float gumbel(const Controls *controls, int64_t book, int64_t frame, int64
     return -logf(-logf(uniform));
 }
 
+/* In ascending order, NaN last. */
 static int compare(const void *left, const void *right) {
     const float a = *(const float *)left, b = *(const float *)right;
-    return (a > b) - (a < b);
+    return (a > b || isnan(a)) - (a < b || isnan(b));
 }
 
 /* The `k`-th largest of `values` [count], which are copied to `room`; 1 <= k <= count. Quickselect. */
@@ -208,15 +209,15 @@ static float smallest_of_top_p(const float *values, int64_t count, float top_p, 
     memcpy(room, values, count * sizeof *room);
     qsort(room, count, sizeof *room, compare);
     const float most = room[count - 1];
-    float sum = 0, below = 0;
+    double sum = 0, below = 0; /* as torch sums on a CPU */
     for (int64_t i = 0; i < count; i++) sum += expf(room[i] - most);
     int64_t dropped = 0;
-    while (dropped < count && (below += expf(room[dropped] - most) / sum) <= 1 - top_p) dropped++;
+    while (dropped < count && (float)(below += expf(room[dropped] - most) / sum) <= 1 - top_p) dropped++;
     return room[dropped < count ? dropped : count - 1];
 }
 
 /* Sample an id from `logits` [count], which are overwritten: top-k and top-p of logits / temperature, then the argmax with
- * Gumbel noise. Ties go to the lowest id. `room` [count]. */
+ * Gumbel noise. As in torch, ties go to the lowest id, and NaN is the largest. `room` [count]. */
 static int64_t sample(const Controls *controls, int64_t book, int64_t frame, float *logits, int64_t count, float *room) {
     float smallest = -INFINITY;
     for (int64_t i = 0; i < count; i++) logits[i] /= controls->temperature;
@@ -234,6 +235,7 @@ static int64_t sample(const Controls *controls, int64_t book, int64_t frame, flo
     float most = -INFINITY;
     for (int64_t i = 0; i < count; i++) {
         if (logits[i] == -INFINITY) continue;
+        if (isnan(logits[i])) return i;
         const float value = controls->is_greedy ? logits[i] : logits[i] + gumbel(controls, book, frame, i);
         if (value > most) most = value, best = i;
     }

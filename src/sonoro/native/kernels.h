@@ -222,8 +222,8 @@ static inline void add(float *restrict to, const float *restrict from, int64_t c
 /* e^x, within 2 units in the last place, for compilers to vectorise: 2^n times a polynomial of the rest, |rest| < ln 2 / 2. */
 static inline float exp_of(float x) {
     const float bounded = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
-    const float rounder = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
-    const float whole = (bounded * 1.44269504f + rounder) - rounder;
+    const float rounder = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer, which is then in the low bits */
+    const float shifted = bounded * 1.44269504f + rounder, whole = shifted - rounder;
     const float rest = (bounded - whole * 0.693359375f) + whole * 2.12194440e-4f;
     float sum = 1.9875691500e-4f;
     sum = sum * rest + 1.3981999507e-3f;
@@ -232,7 +232,9 @@ static inline float exp_of(float x) {
     sum = sum * rest + 1.6666665459e-1f;
     sum = sum * rest + 5.0000001201e-1f;
     sum = sum * rest * rest + rest + 1.0f;
-    const int32_t bits = ((int32_t)whole + 127) << 23;
+    uint32_t bits; /* not from `whole` by a cast, which is undefined for NaN */
+    memcpy(&bits, &shifted, sizeof bits);
+    bits = (bits + 127) << 23;
     float power;
     memcpy(&power, &bits, sizeof power);
     return sum * power;
@@ -258,7 +260,7 @@ static inline void softmax(float *scores, int64_t count) {
     for (int64_t i = 0; i < count; i++) scores[i] *= factor;
 }
 
-/* sin(x)^2, within 2 units in the last place for |x| < 1e5: sine of the rest after whole multiples of pi. */
+/* sin(x)^2, within 3e-7 for |x| < 1e4 and 2e-6 for |x| < 1e5: sine of the rest after whole multiples of pi. */
 static inline float sin_squared(float x) {
     const float rounder = 12582912.0f;
     const float whole = (x * 0.318309886f + rounder) - rounder;
