@@ -7,10 +7,10 @@ from families import TinyFamily, tiny
 from sine_engines import Engine
 from sine_models import LiveSineModel, ShownSineModel, SineModel
 
+from sonoro.audio.pcm import SILENT
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import InvalidRequest
 from sonoro.core.types import AudioChunk, Event, Failed, Finished, SpeechRequest
-from sonoro.engine.played import SILENT
 from sonoro.text.script import scripted
 
 __all__ = ["tiny"]

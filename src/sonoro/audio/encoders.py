@@ -31,7 +31,7 @@ import numpy.typing as npt
 import soxr
 
 from sonoro.audio.files import encoder_rate
-from sonoro.audio.pcm import from_pcm16, to_pcm16, wav_header
+from sonoro.audio.pcm import audible, from_pcm16, to_pcm16, wav_header
 from sonoro.core.config import usable_cores
 from sonoro.core.errors import InvalidRequest
 
@@ -115,6 +115,7 @@ class Encoder:
         self._bit_rate = bit_rate or min(self._format.bits_per_sample * self.rate, MOST_BITS_UNASKED)
         self._header = wav_header(self.rate) if format == "wav" else b""
         self._half, self._is_begun, self._is_open = b"", False, True
+        self._is_after_pause = False
 
     def max_bytes(self, audio_s: float) -> int:
         """An upper bound of the encoded bytes of `audio_s` seconds of input."""
@@ -145,8 +146,10 @@ class Encoder:
         silence = bytes(2 * round(seconds / self.speed * self.rate))
         if self.is_quick:
             return self._with_header(silence)
-        pcm = self._changed(np.zeros(0, np.float32), is_last=True) + silence
+        # The filters end, and begin, in samples below hearing: these count as of the pause.
+        pcm = _without_end(self._changed(np.zeros(0, np.float32), is_last=True)) + silence
         self._tempo, self._resampler = self._filters()
+        self._is_after_pause = True
         return self._coded.write(pcm) if self._coded else self._with_header(pcm)
 
     def finish(self) -> bytes:
@@ -198,7 +201,12 @@ class Encoder:
             samples = self._tempo.finish() if is_last else self._tempo.feed(samples)
         if self._resampler is not None:
             samples = self._resampler.resample_chunk(samples, last=is_last)
-        return to_pcm16(samples)
+        pcm = to_pcm16(samples)
+        if self._is_after_pause:
+            heard = audible(np.frombuffer(pcm, "<i2"))
+            self._is_after_pause = not len(heard)
+            pcm = pcm[2 * int(heard[0]) :] if len(heard) else b""
+        return pcm
 
     def _with_header(self, pcm: bytes) -> bytes:
         header, self._header = self._header, b""
@@ -216,6 +224,12 @@ def _check(format: str, speed: float, out_rate: int | None, bit_rate: int | None
         raise InvalidRequest("speed", speed, f"it must be from {MIN_SPEED:g} to {MAX_SPEED:g}")
     if out_rate is not None and not MIN_RATE <= out_rate <= MAX_RATE:
         raise InvalidRequest("sample_rate", out_rate, f"it must be from {MIN_RATE} to {MAX_RATE} Hz")
+
+
+def _without_end(pcm: bytes) -> bytes:
+    """`pcm` without the silence at its end."""
+    heard = audible(np.frombuffer(pcm, "<i2"))
+    return pcm[: 2 * (int(heard[-1]) + 1)] if len(heard) else b""
 
 
 class Tempo:

@@ -14,6 +14,16 @@ Samples = npt.NDArray[np.float32]
 Numbers = npt.NDArray[np.int64]
 
 
+SILENT = 32
+"""PCM16 up to this amplitude, -60 dB of full scale, is silence around a pause. The level of the speech cannot decide:
+it is not known when a line begins."""
+
+
+def audible(samples: npt.NDArray[np.int16]) -> npt.NDArray[np.intp]:
+    """Where `samples` are not `SILENT`."""
+    return np.flatnonzero((samples > SILENT) | (samples < -SILENT))
+
+
 def to_pcm16(samples: npt.NDArray[np.floating]) -> bytes:
     """Convert to PCM16 little-endian, rounded to nearest, clipped at full scale. Inverse of `from_pcm16`."""
     pcm: bytes = np.clip(np.rint(samples * 32768.0), -32768, 32767).astype("<i2").tobytes()

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from sonoro.audio.pcm import audible as find_audible
 from sonoro.audio.pcm import from_pcm16, to_pcm16
 from sonoro.core.events import Fault, Word
 from sonoro.core.script import Line, Sent
@@ -18,10 +19,6 @@ from sonoro.text.splitting import Segment
 
 if TYPE_CHECKING:
     from sonoro.audio.encoders import Tempo
-
-SILENT = 32
-"""PCM16 up to this amplitude, -60 dB of full scale, is silence around a pause. The level of the speech cannot decide:
-it is not known when a line begins."""
 
 
 class Played:
@@ -65,17 +62,17 @@ class Played:
             self._starts.append((begins_s, self._nominal / self._rate, line.rate))
         samples = np.frombuffer(pcm, "<i2")
         if self._is_after_pause:
-            audible = _audible(samples)
+            audible = find_audible(samples)
             cut = int(audible[0]) if len(audible) else len(samples)
             samples, self._is_after_pause = samples[cut:], not len(audible)
             before, at_s, rate = self._starts[-1]
             self._starts[-1] = (before + cut / self._rate, at_s, rate)
         if segment.ends_line and line.pause_s:
             samples = np.concatenate([self._held, samples])
-            audible = _audible(samples)
+            audible = find_audible(samples)
             cut = int(audible[-1]) + 1 if len(audible) else 0
             samples, self._held = samples[:cut], samples[cut:]
-        audible = _audible(samples)
+        audible = find_audible(samples)
         self._silent = len(samples) - 1 - int(audible[-1]) if len(audible) else self._silent + len(samples)
         return self._play(samples, line)
 
@@ -144,7 +141,3 @@ class Played:
 
 def _amplified(samples: npt.NDArray[np.float32], line: Line) -> bytes:
     return to_pcm16(samples * np.float32(line.gain) if line.gain != 1 else samples)
-
-
-def _audible(samples: npt.NDArray[np.int16]) -> npt.NDArray[np.intp]:
-    return np.flatnonzero((samples > SILENT) | (samples < -SILENT))

@@ -63,7 +63,7 @@ def create_app(client: Fleet, config: ServerConfig, on_failure: Callable[[Sonoro
             allow_origins=config.cors_origins,
             allow_methods=["GET", "HEAD", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["X-Sample-Rate", "X-Request-Id", "Retry-After"],
+            expose_headers=["X-Sample-Rate", "X-Request-Id", "X-Sonoro-Warnings", "Retry-After"],
         )
     app.add_middleware(HeadAsGet)
     app.add_middleware(HostCheck, config=config)
