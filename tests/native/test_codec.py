@@ -84,7 +84,12 @@ def test_the_builtin_voice_sounds_the_same(library: CompiledCode) -> None:
 
 
 @pytest.mark.skipif(build.compiler() is None, reason="there is no C compiler")
-def test_other_dtypes_have_no_compiled_code(codec: Qwen3Codec) -> None:
+def test_other_dtypes_and_large_codecs_have_no_compiled_code(
+    codec: Qwen3Codec, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wide = make_codec()
+    monkeypatch.setattr("sonoro.runtime.threads.SMALL_MODEL_PARAMETERS", 10)
+    assert codec.compiled_decode(codec.allocate(1), 4) is None
+    monkeypatch.undo()
     assert codec.compiled_decode(codec.allocate(1), 4) is not None
     assert wide.compiled_decode(wide.allocate(1), 4) is None

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import nn
 
 SMALL_MODEL_PARAMETERS = 50_000_000
 """Smaller models run best on one CPU thread: a second gains little (built-in voice in torch: RTF .33 to .27), and on
@@ -20,6 +21,11 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def is_small(module: nn.Module) -> bool:
+    """Whether `module` is one for a single CPU thread."""
+    return sum(parameter.numel() for parameter in module.parameters()) < SMALL_MODEL_PARAMETERS
 
 
 def spare_threads(device: torch.device, parameters: int) -> None:

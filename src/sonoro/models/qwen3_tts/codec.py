@@ -8,6 +8,7 @@ from sonoro.models.shared.streaming import StreamingCodec
 from sonoro.native.library import load
 from sonoro.nn.history import History
 from sonoro.runtime.memory import compact_heap
+from sonoro.runtime.threads import is_small
 
 from .compiled_codec import CompiledDecoder
 from .config import CodecConfig
@@ -28,8 +29,10 @@ class Qwen3Codec(StreamingCodec):
             _check_equal("encode_downsample_rate", config.encode_downsample_rate, "encoder's stride", self.encoder.hop)
 
     def compiled_decode(self, history: History, most_frames: int) -> CompiledDecoder | None:
-        """`CompiledCodec.compiled_decode`; None on a GPU and for dtypes other than float32."""
-        if self.decoder.weight.dtype != torch.float32 or not self.decoder.weight.is_cpu:
+        """`CompiledCodec.compiled_decode`; None on a GPU, for dtypes other than float32, and for a large decoder, which
+        needs more threads."""
+        weight = self.decoder.weight
+        if weight.dtype != torch.float32 or not weight.is_cpu or not is_small(self.decoder):
             return None
         library = load()
         if library is None:

@@ -18,6 +18,7 @@ from sonoro.nn.kvcache import PackedTokens, PagedKVCache
 from sonoro.nn.linear import Linear
 from sonoro.nn.transformer import DecoderLayer, DecoderStack, Rotary
 from sonoro.runtime.memory import compact_heap
+from sonoro.runtime.threads import is_small
 
 from .backbone import Talker
 from .config import MIN_FRAMES
@@ -45,8 +46,9 @@ class CompiledTalker:
 
     @classmethod
     def of(cls, talker: Talker) -> CompiledTalker | None:
-        """That of `talker`; None, said in the log, without a library for this machine, or for another layout."""
-        if talker.device.type != "cpu":
+        """That of `talker`; None for a large one, which needs more threads, and, said in the log, without a library for
+        this machine, or for another layout."""
+        if talker.device.type != "cpu" or not is_small(talker):
             return None
         library = load()
         if library is None or not has_known_layout(talker, library):
