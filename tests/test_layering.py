@@ -81,6 +81,7 @@ DYNAMIC = {
     ("engine_process", "import_module(module)"): "the factory that the settings name",
     ("models.fish_s2.official", "import_module('fish_speech.models.text2semantic.inference')"): "official code",
     ("models.qwen3_tts.official", "import_module('qwen_tts')"): "official code",
+    ("models.pocket_tts.official", "import_module('pocket_tts.models.tts_model')"): "official code",
     ("models.voxcpm2.official", "import_module('transformers')"): "official code needs it first",
     ("models.voxcpm2.official", "import_module('voxcpm.model.voxcpm2')"): "official code",
     ("text.english.classes.units", "import_module('babel')"): "only an amount needs its names",

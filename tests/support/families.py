@@ -27,14 +27,13 @@ from tiny_talker import FRAMES
 from sonoro.core.types import Reference, SamplingParams, SpeechRequest
 from sonoro.models.base import LoadedModel, Prompt
 from sonoro.models.fish_s2.model import FAMILY as FISH_S2
-from sonoro.models.pocket_tts.decoder import Unit
 from sonoro.models.pocket_tts.model import FAMILY as POCKET_TTS
 from sonoro.models.qwen3_tts.model import FAMILY as QWEN3_TTS
 from sonoro.models.shared.codec_choice import HALF_LIMIT
 from sonoro.models.shared.loading import Family
 from sonoro.models.voxcpm2.model import FAMILY as VOXCPM2
 from sonoro.nn.causal import CausalConv1d
-from sonoro.nn.vocoder import ResidualUnit
+from sonoro.nn.vocoder import EluUnit, ResidualUnit
 from sonoro.runtime.sampling import Controls
 
 GREEDY = SamplingParams(temperature=0)
@@ -240,5 +239,5 @@ def scale_beyond(codec, passing=0.0067):
 
 def _last_layers(codec):
     """The last residual unit, and the last convolution."""
-    units = [module for module in codec.decoder.modules() if isinstance(module, (ResidualUnit, Unit))]
+    units = [module for module in codec.decoder.modules() if isinstance(module, (ResidualUnit, EluUnit))]
     return units[-1], [module for module in codec.decoder.modules() if isinstance(module, CausalConv1d)][-1].conv

@@ -13,7 +13,8 @@ from sonoro.core.types import SamplingParams
 from sonoro.models.pocket_tts.config import ModelConfig, read
 from sonoro.models.pocket_tts.model import FAMILY, PocketTTS
 from sonoro.models.pocket_tts.prompt import PocketPrompt, PromptBuilder, load_tokenizer
-from sonoro.models.pocket_tts.voice import PocketVoice, open_voice, read_voice
+from sonoro.models.pocket_tts.voice import PocketVoice, read_voice
+from sonoro.nn.stored import read_all
 from sonoro.runtime.sampling import Controls
 
 NEVER = 1e9
@@ -46,7 +47,7 @@ def _parts() -> tuple[ModelConfig, PromptBuilder, tuple[PocketVoice, ...]]:
         tiny_pocket.write_checkpoint(folder, voices=names)
         config = read(folder)
         given = SimpleNamespace(config=config, weight=torch.zeros(1))
-        voices = tuple(read_voice(given, open_voice(config.voices[name])) for name in names)
+        voices = tuple(read_voice(given, config.voices[name], read_all(config.voices[name])) for name in names)
         return config, PromptBuilder(config, load_tokenizer(config, folder)), voices
 
 

@@ -1,4 +1,4 @@
-"""Read a checkpoint's JSON configuration into frozen dataclasses."""
+"""Read a checkpoint's configuration, JSON or YAML, into frozen types."""
 
 import dataclasses
 import json
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgspec
+import yaml
 
 from sonoro.core.errors import CheckpointError, CheckpointNotFound
 
@@ -34,6 +35,22 @@ def read_json(path: Path) -> dict[str, Any]:
     return values
 
 
+def yaml_values(path: Path) -> Any:
+    """What the YAML file `path` holds. Raises `CheckpointError` naming the file."""
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise CheckpointError(f"{path} is not a readable YAML file: {error}") from error
+
+
+def converted(kind: type[T], values: Any, where: str) -> T:
+    """`values` as `kind`, by msgspec's rules. Raises `CheckpointError`, which begins with `where`."""
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        raise CheckpointError(f"{where}: {error}") from error
+
+
 def read_released(
     kind: type[T], source: Path | str, package: str, expected: Callable[[T], Iterable[tuple[str, object, object]]]
 ) -> T:
@@ -55,10 +72,7 @@ def build(kind: type[T], values: dict[str, Any], where: str) -> T:
     """`values` as the dataclass `kind`. Unknown keys are ignored; null counts as absent for a field with a default,
     unless the default is a list.
     Raises `CheckpointError`, which begins with `where`, for a key that is missing, of a wrong type or out of range."""
-    try:
-        config = msgspec.convert(_without_nulls(values, kind), kind)
-    except msgspec.ValidationError as error:
-        raise CheckpointError(f"{where}: {error}") from error
+    config = converted(kind, _without_nulls(values, kind), where)
     _check_numbers(config, where)
     return config
 

@@ -141,6 +141,12 @@ def opened(files: Sequence[Path]) -> Iterator[tuple[dict[str, Entry], Callable[[
             raise CheckpointError(f"{', '.join(map(str, files))}: cannot be read: {error}") from error
 
 
+def read_all(file: Path) -> dict[str, Tensor]:
+    """All tensors of `file` by name, memory-mapped. Raises as `headers`."""
+    with opened([file]) as (entries, get):
+        return {name: get(name) for name in entries}
+
+
 def _is_safe(file: Path) -> bool:
     return file.suffix == ".safetensors"
 

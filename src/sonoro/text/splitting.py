@@ -120,6 +120,25 @@ def joined(parts: Sequence[SpokenText], separator: str = "") -> SpokenText:
     return SpokenText(separator.join(part.text for part in parts), trace)
 
 
+def replaced(text: SpokenText, pattern: re.Pattern[str], made: Callable[[re.Match[str]], str]) -> SpokenText:
+    """`text` with each match of `pattern` replaced; what replaces it comes from where the match did."""
+    found = list(pattern.finditer(text.text))
+    if not found:
+        return text
+    whole = pattern.sub(made, text.text)
+
+    def trace() -> list[tuple[int, int]]:
+        origins, at = list[tuple[int, int]](), 0
+        for match in found:
+            start, end = match.span()
+            origins += text.origins[at:start]
+            origins += [(text.origins[start][0], text.origins[end - 1][1])] * len(made(match))
+            at = end
+        return [*origins, *text.origins[at:]]
+
+    return SpokenText(whole, trace)
+
+
 @dataclass(eq=False)
 class Segment:
     """The text of one prompt: `spoken`, which is written as characters `start` to `end` of the request's text.

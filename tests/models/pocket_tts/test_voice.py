@@ -14,7 +14,8 @@ from sonoro.core.errors import CheckpointError, InvalidReference, TensorMismatch
 from sonoro.core.types import Reference
 from sonoro.models.base import CloningModel, SavedVoice
 from sonoro.models.pocket_tts.model import PocketTTS
-from sonoro.models.pocket_tts.voice import PocketVoice, open_voice, read_voice
+from sonoro.models.pocket_tts.voice import PocketVoice, read_voice
+from sonoro.nn.stored import read_all
 
 STATE = "transformer.layers.{}.self_attn/{}"
 
@@ -64,10 +65,8 @@ def test_every_format_of_a_state_is_the_same_voice(model: PocketTTS, tmp_path: P
     save_file(older, tmp_path / "older.safetensors")
     short = {name: value[:, :, :19] if name.endswith("cache") else value for name, value in state.items()}
     save_file({name: np.ascontiguousarray(value) for name, value in short.items()}, tmp_path / "short.safetensors")
-    new, old, exact = (
-        read_voice(model._modules.lm, open_voice(tmp_path / f"{name}.safetensors"))
-        for name in ("new", "older", "short")
-    )
+    files = [tmp_path / f"{name}.safetensors" for name in ("new", "older", "short")]
+    new, old, exact = (read_voice(model._modules.lm, file, read_all(file)) for file in files)
     assert new.positions == 19
     assert new.keys.isfinite().all()
     for other in (old, exact, model._own_voice("alba")):
@@ -152,7 +151,7 @@ def test_a_file_that_is_no_voice_of_this_model_is_named(
     file = tmp_path / "mine.safetensors"
     save_file(state, file)
     with pytest.raises(TensorMismatch, match=rf"mine\.safetensors: .*{reason}"):
-        read_voice(model._modules.lm, open_voice(file))
+        read_voice(model._modules.lm, file, read_all(file))
 
 
 @pytest.mark.parametrize("kept", [0, 7, 100, 2000])
@@ -161,4 +160,4 @@ def test_a_damaged_file_is_named(model: PocketTTS, tmp_path: Path, kept: int) ->
     save_file(tiny_pocket.voice_state("lsd"), file)
     file.write_bytes(file.read_bytes()[:kept])
     with pytest.raises(CheckpointError, match=r"mine\.safetensors"):
-        read_voice(model._modules.lm, open_voice(file))
+        read_voice(model._modules.lm, file, read_all(file))

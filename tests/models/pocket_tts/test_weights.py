@@ -139,7 +139,7 @@ def test_a_folder_of_a_configuration_alone_lacks_its_weights(folder: Path) -> No
     ("path", "value", "reason"),
     [
         (("flow_lm", "flow", "type"), "flow_matching", "Invalid enum value 'flow_matching'"),
-        (("flow_lm", "transformer", "num_heads"), 5, "attn_dim is 64; it must divide by num_heads, 5"),
+        (("flow_lm", "transformer", "num_heads"), 5, "width of all heads is 64; it must be 60"),
         (("flow_lm", "transformer", "num_kv_heads"), 3, "4 query heads cannot share 3"),
         (("flow_lm", "transformer", "num_layers"), 0, "Expected `int` >= 1"),
         (("flow_lm", "lookup_table", "dim"), 32, "lookup_table.dim is 32; it must be 64"),

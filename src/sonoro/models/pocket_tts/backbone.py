@@ -16,8 +16,7 @@ from .config import FlowConfig, ModelConfig
 FEWEST_STEPS, MOST_STEPS = 1, 16
 """Limits of the flow head's steps; the released heads were distilled for one."""
 
-_FREQUENCIES = 128
-_BLOCK_EPS, _TIME_EPS = 1e-6, 1e-5
+_FREQUENCIES, _BLOCK_EPS, _TIME_EPS = 128, 1e-6, 1e-5
 
 
 class FlowLM(nn.Module):

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from sonoro.models.shared.streaming import StreamingCodec
+from sonoro.models.shared.streaming import ModuleDecoder, StreamingCodec
 
 from .config import CodecConfig
-from .decoder import CodecDecoder, HalfDecoder
+from .decoder import CodecDecoder
 from .encoder import CodecEncoder
 
 
@@ -14,7 +14,7 @@ class PocketCodec(StreamingCodec):
     """`sonoro.models.base.Codec` of Pocket TTS. Call `finalize` once after loading."""
 
     def __init__(self, config: CodecConfig) -> None:
-        super().__init__(config.sample_rate, CodecDecoder(config), HalfDecoder)
+        super().__init__(config.sample_rate, CodecDecoder(config), ModuleDecoder)
         self.encoder = CodecEncoder(config)
 
     @torch.no_grad()

@@ -13,6 +13,7 @@ import msgspec
 import yaml
 
 from sonoro.core.errors import CheckpointError
+from sonoro.nn.configs import converted, yaml_values
 from sonoro.nn.transformer import DecoderConfig
 from sonoro.nn.window import WindowConfig
 
@@ -117,8 +118,9 @@ class WindowsConfig(_Strict, frozen=True, kw_only=True):
     @property
     def window(self) -> WindowConfig:
         sizes = self.d_model, self.dim_feedforward, self.num_layers, self.num_heads, self.num_heads
-        head = _divided("mimi.transformer.d_model", self.d_model, "num_heads", self.num_heads)
-        return WindowConfig(*sizes, head, norm_eps=1e-5, rope_theta=self.max_period, window=self.context)
+        return WindowConfig(
+            *sizes, self.d_model // self.num_heads, norm_eps=1e-5, rope_theta=self.max_period, window=self.context
+        )
 
 
 class QuantizerConfig(_Strict, frozen=True, kw_only=True):
@@ -198,7 +200,7 @@ class ModelConfig(YamlConfig, frozen=True, kw_only=True):
             sizes.num_layers,
             sizes.num_heads,
             sizes.num_kv_heads or sizes.num_heads,
-            _divided("flow_lm.transformer.attn_dim", width, "num_heads", sizes.num_heads),
+            width // sizes.num_heads,
             norm_eps=1e-5,
             rope_theta=float(sizes.max_period),
         )
@@ -215,7 +217,7 @@ def read(source: Path | str) -> ModelConfig:
     voices: dict[str, Path | None] = {path.stem.lower(): path for path in states}
     name, found = source.resolve().name, configuration_file(source)
     if found is not None:
-        return _built(_yaml(found), str(found), _language(name), voices)
+        return _built(yaml_values(found), str(found), _language(name), voices)
     if name not in _released():
         reason = f"it has no {CONFIG_FILES[0]}, and is named like none of {', '.join(_released())}"
         raise CheckpointError(f"{source} cannot be read as Pocket TTS: {reason}")
@@ -225,13 +227,6 @@ def read(source: Path | str) -> ModelConfig:
 def configuration_file(folder: Path) -> Path | None:
     """The configuration in `folder`, if it has one."""
     return next((folder / name for name in CONFIG_FILES if (folder / name).is_file()), None)
-
-
-def _yaml(file: Path) -> Any:
-    try:
-        return yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise CheckpointError(f"{file} is not a readable YAML file: {error}") from error
 
 
 @functools.cache
@@ -254,21 +249,9 @@ def _language(name: str) -> str:
     return language if language in _DEFAULT_VOICES else "auto"
 
 
-def read_yaml(file: Path) -> YamlConfig:
-    """The configuration in `file`. Raises `CheckpointError` naming the key."""
-    return _converted(_yaml(file), str(file))
-
-
-def _converted(values: Any, where: str) -> YamlConfig:
-    try:
-        return msgspec.convert(values, YamlConfig)
-    except msgspec.ValidationError as error:
-        raise CheckpointError(f"{where}: {error}") from error
-
-
 def _built(values: Any, where: str, language: str, voices: dict[str, Path | None]) -> ModelConfig:
     """`values` as a configuration, checked. Raises `CheckpointError`, which begins with `where`."""
-    given = _converted(values, where)
+    given = converted(YamlConfig, values, where)
     own = {name: getattr(given, name) for name in given.__struct_fields__}
     config = ModelConfig(**own, language=language, voices=voices)
     for name, value, only in _expected(config):
@@ -277,19 +260,18 @@ def _built(values: Any, where: str, language: str, voices: dict[str, Path | None
     return config
 
 
-def _divided(name: str, width: int, by: str, count: int) -> int:
-    if width % count:
-        raise CheckpointError(f"{name} is {width}; it must divide by {by}, {count}")
-    return width // count
-
-
 def _expected(config: ModelConfig) -> list[tuple[str, object, object]]:
     """Keys with their values and the only supported ones."""
     lm, codec = config.flow_lm, config.mimi
     (net, windows), ratios = codec.decoding, math.prod(codec.seanet.ratios)
     stack = (config.backbone, windows.window, codec.transformer.window)
     own: list[tuple[str, object, object]] = [("flow_lm.lookup_table.dim", lm.lookup_table.dim, lm.transformer.d_model)]
-    own += [("width of heads, modulo 2", sizes.head_width % 2, 0) for sizes in stack]
+    widths = (lm.transformer.attn_dim or lm.transformer.d_model, windows.d_model, codec.transformer.d_model)
+    # A rotary embedding turns pairs.
+    own += [
+        ("width of all heads", width, sizes.heads * (width // sizes.heads // 2 * 2))
+        for width, sizes in zip(widths, stack, strict=True)
+    ]
     own += [
         ("mimi.channels", codec.channels, 1),
         ("mimi.frame_rate", codec.frame_rate, codec.sample_rate / codec.hop),

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from sonoro.nn.causal import CausalConv1d, CausalStridedConv1d, name_layers
 from sonoro.nn.gelu import GeluWindowLayer
 from sonoro.nn.history import WHOLE, Context, History
+from sonoro.nn.vocoder import EluUnit
 from sonoro.nn.window import WindowLayers
 
 from .config import CodecConfig
-from .decoder import Unit
 
 _PIECE_FRAMES = 50
 """Frames at a time, 4 s of audio: a minute at once takes gigabytes and occupies the GPU for long."""
@@ -27,7 +27,7 @@ class CodecEncoder(nn.Module):
         width = net.n_filters
         self.model = nn.ModuleDict({"0": CausalConv1d(net.channels, width, net.kernel_size)})
         for index, ratio in enumerate(ratios):
-            self.model[str(3 * index + 1)] = Unit(width, net.residual_kernel_size, net.compress)
+            self.model[str(3 * index + 1)] = EluUnit(width, net.residual_kernel_size, net.compress)
             self.model[str(3 * index + 3)] = CausalStridedConv1d(width, 2 * width, 2 * ratio, ratio)
             width *= 2
         self.model[str(3 * len(ratios) + 2)] = CausalConv1d(width, net.dimension, net.last_kernel_size)
@@ -41,7 +41,7 @@ class CodecEncoder(nn.Module):
         """The columns [B, T * columns, C] of `audio` [B, T * hop] after the transformer."""
         x = audio[:, :, None]
         for name, layer in self.model.items():
-            x = layer(x if isinstance(layer, Unit) or name == "0" else F.elu(x), history)
+            x = layer(x if isinstance(layer, EluUnit) or name == "0" else F.elu(x), history)
         return self.layers(x, history)
 
     @torch.no_grad()

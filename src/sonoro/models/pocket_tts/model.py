@@ -24,7 +24,7 @@ from . import frame, voice, weights
 from . import state as by_slot
 from .backbone import FEWEST_STEPS, MOST_STEPS
 from .config import RELEASED, ModelConfig, configuration_file, read
-from .prompt import PocketPrompt, PromptBuilder, load_tokenizer, stand_in, tokenizer_file
+from .prompt import CONTROLS, PocketPrompt, PromptBuilder, load_tokenizer, tokenizer_file
 from .state import FrameState
 from .voice import PocketVoice
 from .weights import PocketModules
@@ -45,7 +45,7 @@ class PocketTTS(ReadsText):
         self.codec: Codec = modules.codec
         self._config, self._modules, self.backbone = config, modules, modules.lm.transformer
         self._prompts = PromptBuilder(config, tokenizer)
-        self._files = {name: voice.open_voice(file) for name, file in config.voices.items() if file is not None}
+        self._files = {file: stored.read_all(file) for file in config.voices.values() if file is not None}
         self._own: dict[str, PocketVoice] = {}
 
     settings = (CONTROL_TOKENS, _STEPS)
@@ -84,8 +84,8 @@ class PocketTTS(ReadsText):
 
     def _own_voice(self, name: str) -> PocketVoice:
         if name not in self._own:
-            lm, file = self._modules.lm, self._files.get(name)
-            self._own[name] = voice.stand_in(lm) if file is None else voice.read_voice(lm, file)
+            lm, file = self._modules.lm, self._config.voices[name]
+            self._own[name] = voice.stand_in(lm) if file is None else voice.read_voice(lm, file, self._files[file])
         return self._own[name]
 
     def token_spans(self, text: str) -> list[tuple[int, int]]:
@@ -173,7 +173,9 @@ FAMILY = Family(
     hub_files=("*.safetensors", "tokenizer.*", "*.yaml", "word_heads.json"),
     read=read,
     files=weights.FILES,
-    tokenizer=lambda config, folder: stand_in(config) if folder is None else load_tokenizer(config, folder),
+    tokenizer=lambda config, folder: (
+        TextTokenizer.stand_in({}, first=CONTROLS) if folder is None else load_tokenizer(config, folder)
+    ),
     tokenizer_file=tokenizer_file,
     model=PocketTTS,
     spec=spec_of,

@@ -6,7 +6,7 @@ values, are never run: they name the voice, for the prefix cache."""
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from sonoro.models.shared.slots import RowPrompt
 from sonoro.nn.sentencepiece import read_unigram
 from sonoro.nn.tokenizer import TextTokenizer
 from sonoro.runtime.sampling import Controls
-from sonoro.text.splitting import SpokenText, joined
+from sonoro.text.splitting import SpokenText, joined, replaced
 
 from .config import ModelConfig, YamlConfig
 from .voice import PocketVoice
@@ -26,7 +26,7 @@ from .voice import PocketVoice
 MOST_TOKENS = 50
 """Tokens of a chunk, from which sentences are joined and cut; a clause may have more."""
 
-_CONTROLS = 4
+CONTROLS = 4
 """The first ids are control tokens; those of bytes follow."""
 
 _FEW_WORDS, _PADDED_WORDS, _SPACES = 4, 5, 8
@@ -54,7 +54,7 @@ class TextRules:
         if not text.text:
             return text
         if config.capitalize_first_letter and not text.text[0].isupper():
-            text = _replaced(text, re.compile(r"\A."), lambda found: found[0].upper())
+            text = replaced(text, re.compile(r"\A."), lambda found: found[0].upper())
         if config.append_terminal_punctuation:
             text = _ended(text)
         if config.pad_with_spaces_for_short_inputs and len(text.text.split()) < _PADDED_WORDS:
@@ -65,14 +65,14 @@ class TextRules:
         config, text = self._config, text.stripped()
         if config.replace_characters:
             classes = "[" + re.escape("".join(config.replace_characters)) + "]"
-            text = _replaced(text, re.compile(classes), lambda found: config.replace_characters[found[0]])
-            text = _replaced(text, _SPACE, lambda found: " ").stripped()
-            text = _replaced(text, _MARK_AFTER_END, lambda found: "")
+            text = replaced(text, re.compile(classes), lambda found: config.replace_characters[found[0]])
+            text = replaced(text, _SPACE, lambda found: " ").stripped()
+            text = replaced(text, _MARK_AFTER_END, lambda found: "")
         if not text.text:
             return text
-        text = _replaced(_replaced(text, re.compile(r"[\n\r]"), lambda found: " "), re.compile("  "), lambda found: " ")
+        text = replaced(replaced(text, re.compile(r"[\n\r]"), lambda found: " "), re.compile("  "), lambda found: " ")
         if config.remove_semicolons:
-            text = _replaced(text, re.compile(";"), lambda found: ",")
+            text = replaced(text, re.compile(";"), lambda found: ",")
         return text
 
     def frames_after_end(self, text: str) -> int:
@@ -137,25 +137,6 @@ def _period(at: int, text: SpokenText) -> SpokenText:
     return SpokenText(".", trace)
 
 
-def _replaced(text: SpokenText, pattern: re.Pattern[str], made: Callable[[re.Match[str]], str]) -> SpokenText:
-    """`text` with each match of `pattern` replaced; what replaces it comes from where the match did."""
-    found = list(pattern.finditer(text.text))
-    if not found:
-        return text
-    whole = pattern.sub(made, text.text)
-
-    def trace() -> list[tuple[int, int]]:
-        origins, at = list[tuple[int, int]](), 0
-        for match in found:
-            start, end = match.span()
-            origins += text.origins[at:start]
-            origins += [(text.origins[start][0], text.origins[end - 1][1])] * len(made(match))
-            at = end
-        return [*origins, *text.origins[at:]]
-
-    return SpokenText(whole, trace)
-
-
 def _is_decimal(before: str, after: str) -> bool:
     """Whether a period between two digits ends `before`. One space at the beginning of `after` does not count: the
     official code decodes tokens, which drops it."""
@@ -181,7 +162,7 @@ class PromptBuilder:
 
     def __init__(self, config: ModelConfig, tokenizer: TextTokenizer) -> None:
         self.rules, self._tokenizer = TextRules(config, tokenizer), tokenizer
-        self._names = {index: token for token, index in tokenizer.vocabulary.items() if index < _CONTROLS}
+        self._names = {index: token for token, index in tokenizer.vocabulary.items() if index < CONTROLS}
         self._refused, self.frame_id = self._names, config.flow_lm.lookup_table.n_bins
 
     def read_control_tokens(self, *, is_on: bool) -> None:
@@ -253,8 +234,3 @@ def find_tokenizer(config: YamlConfig, folder: Path) -> Path:
 def tokenizer_file(config: YamlConfig) -> str:
     """The name of the tokeniser's file."""
     return "tokenizer.json" if config.flow_lm.lookup_table.tokenizer == "tokenizers" else "tokenizer.model"
-
-
-def stand_in(config: ModelConfig) -> TextTokenizer:
-    """A byte-level stand-in tokeniser that fits `config`."""
-    return TextTokenizer.stand_in({}, first=min(_CONTROLS, config.flow_lm.lookup_table.n_bins - 256))

@@ -3,7 +3,6 @@ to the pages of a prompt as it is staged."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,7 +76,8 @@ def stage(state: FrameState, prompts: Sequence[PocketPrompt], slots: Sequence[in
     for prompt, own in zip(prompts, pages, strict=True):
         if own.cached < prompt.stored:
             _write(state, prompt, own)
-    added = [(*prompt.controls.pack(), *_pack(prompt)) for prompt in prompts]
+    ends = [(int(pack_floats([prompt.threshold, 0.0])[0]), prompt.frames_after_end) for prompt in prompts]
+    added = [(*prompt.controls.pack(), *end) for prompt, end in zip(prompts, ends, strict=True)]
     stored = [prompt.stored for prompt in prompts]
     return stage_prompts(state, prompts, slots, pages, [prompt.rows for prompt in prompts], added, stored)
 
@@ -103,7 +103,3 @@ def _write(state: FrameState, prompt: PocketPrompt, pages: Pages) -> None:
     at, offset = numbers[positions // size - start // size], positions % size
     for kept, given in ((cache.keys, voice.keys), (cache.values, voice.values)):
         kept[:, at, offset] = given[:, start : prompt.stored].to(kept)
-
-
-def _pack(prompt: PocketPrompt) -> tuple[Any, ...]:
-    return int(pack_floats([prompt.threshold, 0.0])[0]), prompt.frames_after_end

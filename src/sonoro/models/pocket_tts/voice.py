@@ -9,19 +9,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sonoro.audio.pcm import resample
-from sonoro.audio.references import check_duration
+from sonoro.audio.references import check_duration, end_on_pause
 from sonoro.core.errors import InvalidReference, TensorMismatch
 from sonoro.core.types import Reference
 from sonoro.models.base import SavedVoice, Voice
 from sonoro.models.shared.slots import Ids
-from sonoro.nn import stored
 from sonoro.nn.transformer import causal_attention, split_pairs
 
 from .backbone import FlowLM
@@ -29,11 +27,8 @@ from .codec import PocketCodec
 from .config import ModelConfig
 
 _STATE = re.compile(r"transformer\.layers\.(\d+)\.self_attn/(cache|offset|pad|current_end)")
-_PROMPT = "audio_prompt"
-_LATENTS = "latents"
-_STAND_IN_FRAMES = 125
-_DIGITS = 20
-_FRAME_S, _FADE_S, _PAUSE_S, _FLOOR_DB = 0.02, 0.02, 0.08, 35.0
+_PROMPT, _LATENTS = "audio_prompt", "latents"
+_STAND_IN_FRAMES, _DIGITS = 125, 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,22 +95,9 @@ def encode_voice(lm: FlowLM, codec: PocketCodec, references: Sequence[Reference]
         raise InvalidReference("references", len(references), "this model speaks as exactly one reference")
     reference = references[0]
     check_duration(reference.duration_s)
-    samples = torch.tensor(resample(reference.samples, reference.sample_rate, codec.sample_rate))
-    return voice_of(of_latents(lm, codec.encode(end_on_pause(samples, codec.sample_rate).to(lm.weight.device))))
-
-
-def end_on_pause(samples: Tensor, sample_rate: int) -> Tensor:
-    """`samples` [S] without silence at the end, faded out, and with a short pause after it: the model would go on with
-    an utterance that does not end. Follows the rule of the official package."""
-    size = int(_FRAME_S * sample_rate)
-    count = len(samples) // size
-    if not count:
-        return samples
-    loudness_db = 20 * (samples[: count * size].view(count, size).square().mean(1).sqrt() + 1e-12).log10()
-    end = size * (int((loudness_db > loudness_db.max() - _FLOOR_DB).nonzero()[-1]) + 1)
-    fade = min(int(_FADE_S * sample_rate), end)
-    faded = samples[end - fade : end] * torch.linspace(1, 0, fade)
-    return torch.cat((samples[: end - fade], faded, samples.new_zeros(int(_PAUSE_S * sample_rate))))
+    samples = resample(reference.samples, reference.sample_rate, codec.sample_rate)
+    heard = torch.from_numpy(end_on_pause(samples, codec.sample_rate))
+    return voice_of(of_latents(lm, codec.encode(heard.to(lm.weight.device))))
 
 
 def save_voice(voice: Voice) -> SavedVoice:
@@ -132,25 +114,12 @@ def load_voice(lm: FlowLM, saved: SavedVoice) -> Voice:
     return voice_of(_loaded(lm, saved.tensors, saved.facts))
 
 
-class VoiceFile(NamedTuple):
-    """An open file of a voice: its tensors, memory-mapped."""
-
-    path: Path
-    tensors: Mapping[str, Tensor]
-
-
-def open_voice(path: Path) -> VoiceFile:
-    """The safetensors file of a voice. Raises `CheckpointError` naming one that is damaged."""
-    with stored.opened([path]) as (headers, get):
-        return VoiceFile(path, {name: get(name) for name in headers})
-
-
-def read_voice(lm: FlowLM, file: VoiceFile) -> PocketVoice:
-    """The voice in `file`. Raises `TensorMismatch`, naming the file, if it is none of this model."""
+def read_voice(lm: FlowLM, file: Path, tensors: Mapping[str, Tensor]) -> PocketVoice:
+    """The voice in `file`, whose `tensors` these are. Raises `TensorMismatch`, naming it, if it does not fit `lm`."""
     try:
-        return _loaded(lm, file.tensors, {})
+        return _loaded(lm, tensors, {})
     except TensorMismatch as error:
-        raise TensorMismatch(f"{file.path}: {error}") from error
+        raise TensorMismatch(f"{file}: {error}") from error
 
 
 def _loaded(lm: FlowLM, tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> PocketVoice:

@@ -8,12 +8,13 @@ from sonoro.core.errors import CheckpointError, CheckpointNotFound
 from sonoro.models.shared.codec_file import UNIT_NAMES, CodecFile
 from sonoro.models.shared.model_files import MODEL_FILES, ModelFiles, Modules
 from sonoro.models.shared.remote import gathered, local_file, snapshot
+from sonoro.nn.configs import converted, yaml_values
 from sonoro.nn.transformer import split_pairs
 from sonoro.nn.weights import DummyRule, Fusion
 
 from .backbone import FlowLM
 from .codec import PocketCodec
-from .config import CONFIG_FILES, HUB, RELEASED, CodecConfig, read, read_yaml
+from .config import CONFIG_FILES, HUB, RELEASED, CodecConfig, YamlConfig, read
 from .prompt import find_tokenizer, tokenizer_file
 
 _LM, _CODEC = "flow_lm.", "mimi."
@@ -122,7 +123,7 @@ def gather(model: str, is_dummy: bool) -> Path | None:
     file = Path(model).expanduser()
     if file.suffix not in (".yaml", ".yml") or not file.is_file():
         return None
-    config = read_yaml(file)
+    config = converted(YamlConfig, yaml_values(file), str(file))
     weights = config.weights_path or config.weights_path_without_voice_cloning
     if weights is None:
         raise CheckpointError(f"{file} names no weights_path")
@@ -130,7 +131,7 @@ def gather(model: str, is_dummy: bool) -> Path | None:
     files = {CONFIG_FILES[0]: file, tokenizer_file(config): local_file(table.tokenizer_path, file.parent)}
     if not is_dummy:
         files[MODEL_FILES] = local_file(weights, file.parent)
-    return gathered(file.stem, files | _voices(file.parent))
+    return gathered(file.stem, files | {"embeddings": file.parent / "embeddings"})
 
 
 def _of_release(model: str, is_dummy: bool) -> Path:
@@ -146,8 +147,4 @@ def _of_release(model: str, is_dummy: bool) -> Path:
     if not is_dummy:
         wanted = f"languages/{name}/{MODEL_FILES}"
         files[MODEL_FILES] = snapshot(repository, [wanted]) / wanted
-    return gathered(name, files | _voices(folder))
-
-
-def _voices(folder: Path) -> dict[str, Path]:
-    return {"embeddings": folder / "embeddings"} if (folder / "embeddings").is_dir() else {}
+    return gathered(name, files | {"embeddings": folder / "embeddings"})

@@ -40,7 +40,8 @@ def local_file(path: str, beside: Path) -> Path:
 
 
 def gathered(name: str, files: Mapping[str, Path]) -> Path:
-    """A folder called `name` that has links to `files`, by the names that they have in it."""
+    """A folder called `name` that has links to those of `files` that exist, by the names that they have in it."""
+    files = {link: path for link, path in files.items() if path.exists()}
     facts = repr([(link, str(path.absolute())) for link, path in sorted(files.items())])
     folder = tuned_folder().with_name("checkpoints") / hashlib.sha256(facts.encode()).hexdigest()[:16] / name
     folder.mkdir(parents=True, exist_ok=True)

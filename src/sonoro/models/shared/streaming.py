@@ -83,6 +83,21 @@ class Fused(Protocol):
         """The layers of short left context: columns to audio [B, T * hop]."""
 
 
+class ModuleDecoder:
+    """`Fused` for a decoder without fused kernels: its modules, in half precision."""
+
+    def __init__(self, decoder: _Decoder, stream_dtype: torch.dtype) -> None:
+        self._decoder = decoder
+
+    def contextualize(self, frames: Tensor, past: Past) -> Tensor:
+        """`Fused.contextualize`, by the modules."""
+        return self._decoder.contextualize(self._decoder.latents(frames), past.context)
+
+    @property
+    def render(self) -> Callable[[Tensor, Past], Tensor]:
+        return lambda x, past: self._decoder.render(x, past.context)
+
+
 class StreamingCodec(nn.Module):
     """`sonoro.models.base.Codec` without `encode`. The decoder is loaded in float32.
 
