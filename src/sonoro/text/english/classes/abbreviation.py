@@ -20,13 +20,14 @@ _TITLES = pairs(
     "Mr = Mister | Mrs = Missus | Ms = Miz | Dr = Doctor | Prof = Professor | Capt = Captain | Gen = General | "
     "Sgt = Sergeant | Lt = Lieutenant | Col = Colonel | Rev = Reverend | Gov = Governor | Sen = Senator | "
     "Rep = Representative | Maj = Major | Cpl = Corporal | Cmdr = Commander | Adm = Admiral | Hon = Honorable | "
-    "Messrs = Messieurs | Mt = Mount | Ft = Fort | Fr = Father | Sr = Sister | Pres = President | St = Saint | "
+    "Messrs = Messieurs | Mt = Mount | Ft = Fort | Fr = Father | Pres = President | St = Saint | "
     "Supt = Superintendent | Det = Detective | Insp = Inspector"
 )
 """Before a name: a dot after them ends no sentence."""
 
 _DOTTED = pairs(
-    "Jr = Junior | Sr = Senior | Inc = Incorporated | Ltd = Limited | Corp = Corporation | Co = Company | "
+    "Jr = Junior | Sr = Senior | Sat = Saturday | Wm = William | lb = pound | Inc = Incorporated | "
+    "Ltd = Limited | Corp = Corporation | Co = Company | "
     "Dept = Department | approx = approximately | Bldg = Building | Esq = Esquire | Assn = Association | "
     "Bros = Brothers | Univ = University | Govt = Government | govt = government | misc = miscellaneous | "
     "Tel = telephone | tel = telephone | etc = et cetera | est = estimated | Est = established | max = maximum | "
@@ -47,12 +48,13 @@ _BEFORE_NUMBER = pairs(
     "fig = figure | figs = figures | vol = volume | vols = volumes | ch = chapter | chap = chapter | "
     "eq = equation | ext = extension | nos = numbers | ep = episode | p = page | pp = pages | ver = version | "
     "art = article | sec = section | para = paragraph | no = number | tbl = table | app = appendix | "
-    "pg = page | pgs = pages | ln = line"
+    "op = opus | pg = page | pgs = pages | ln = line"
 )
-_NEEDS_DOT = frozenset(["p", "pp", "art", "sec", "para", "no", "app", "ln"])
+_NEEDS_DOT = frozenset(["op", "p", "pp", "art", "sec", "para", "no", "app", "ln"])
 _WORDS = pairs(
     "w/o = without | et al. = et al | etc = et cetera | "
-    " y/o = years old | c/o = care of | b/c = because | n/a = not applicable | "
+    "tel. no. = telephone number | Tel. no. = Telephone number | "
+    "y/o = years old | c/o = care of | b/c = because | n/a = not applicable | "
     "N/A = not applicable | Ctrl = Control | aka = also known as | a.k.a. = also known as | e.g. = for example | "
     "i.e. = that is | vs = versus | Mr = Mister | Mrs = Missus | Ms = Miz | Prof = Professor | 4K = four K | "
     "8K = eight K | and/or = and or | he/she = he or she | him/her = him or her | his/her = his or her | "
@@ -107,8 +109,6 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
 
 def _is_title(text: str, found: re.Match[str]) -> bool:
     """Whether it stands before a name: not the Ft of feet, nor the St or Dr of a street, which `address` reads."""
-    if found["word"] == "Sr" and not found["dot"]:
-        return False
     return bool(found["dot"]) or found["word"] in ("Mr", "Mrs", "Ms", "Dr", "Prof", "Mt", "St")
 
 
@@ -127,5 +127,6 @@ EXAMPLES = (
     ("Cats vs. dogs, No. 5, p. 12", "Cats versus dogs, Number five, page twelve."),
     ("w/o it; w/ it; and/or", "without it, with it, and or."),
     ("Approx. 5 in WWII", "Approximately five in World War Two."),
+    ("Sr. Engineer, Op. 9", "Senior Engineer, Opus nine."),
     ("Fig. 3 and #7", "Figure three and number seven."),
 )

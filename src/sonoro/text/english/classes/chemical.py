@@ -4,22 +4,25 @@ import re
 from collections.abc import Iterator
 
 from sonoro.text.english.line import SURE, Candidate, Piece, before
-from sonoro.text.english.numbers import cardinal
+from sonoro.text.english.numbers import cardinal, grouped
 
 from .common import pieces
 from .initialism import spell
 
-STARTS = ("letter",)
+STARTS = ("letter", "sign")
 
 _ELEMENTS = (
     "He|Li|Be|Ne|Na|Mg|Al|Si|Cl|Ar|Ca|Sc|Ti|Cr|Mn|Fe|Co|Ni|Cu|Zn|Ga|Ge|As|Se|Br|Kr|Rb|Sr|Zr|Nb|Mo|Ag|Cd|Sn|Sb|Te|Xe|Cs|Ba|Pt|Au|Hg|Pb|Bi|"
     "H|B|C|N|O|F|P|S|K|V|I|U|W"
 )
 _FORMULA = re.compile(
-    rf"(?=[A-Za-z()]{{1,12}}[\d₀-₉])(?:(?:{_ELEMENTS})(?:[₀-₉]{{1,3}}|\d{{1,3}})?|[()](?:[₀-₉\d]{{1,2}})?){{2,24}}(?![\w-])"
+    rf"(?=[A-Za-z()]{{1,12}}[\d₀-₉])(?:(?:{_ELEMENTS})(?:[₀-₉]{{1,3}}|\d{{1,3}})?|[()](?:[₀-₉\d]{{1,2}})?){{2,24}}(?P<charge>[²³⁴]?[+⁻])?(?![\w-])"
 )
+_ISOTOPE = re.compile(rf"(?P<mass>[⁰¹²³⁴⁵⁶⁷⁸⁹]{{1,3}})(?P<symbol>{_ELEMENTS})(?![\w])")
+_MASSES = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹", "0123456789")
 _SALT = re.compile(rf"(?:{_ELEMENTS}){{2,5}}(?![\w'-])")
 _ION = re.compile(rf"(?P<symbol>(?:{_ELEMENTS}){{1,2}})(?P<charge>[²³⁴])?(?P<sign>[+⁻])(?!\w)")
+_CHARGES = {"²": "two", "³": "three", "⁴": "four", "+": "plus", "⁻": "minus"}
 _PARTS = re.compile(rf"{_ELEMENTS}|[₀-₉\d]+")
 _SUBSCRIPTS = {ord(sign): str(digit) for digit, sign in enumerate("₀₁₂₃₄₅₆₇₈₉")}
 _JOINED = re.compile(r"[\w.-]$")
@@ -28,8 +31,13 @@ _JOINED = re.compile(r"[\w.-]$")
 def recognise(text: str, at: int) -> Iterator[Candidate]:
     if _JOINED.search(before(text, at, 1)):
         return
+    if not text[at].isalpha():
+        if found := _ISOTOPE.match(text, at):
+            mass = grouped(found["mass"].translate(_MASSES))
+            yield pieces(found, SURE, (mass, "mass"), (spell(found["symbol"]), "symbol"))
+        return
     if found := _ION.match(text, at):
-        charge = {"²": "two", "³": "three", "⁴": "four"}.get(found["charge"] or "", "")
+        charge = _CHARGES.get(found["charge"] or "", "")
         sign = "plus" if found["sign"] == "+" else "minus"
         yield pieces(found, SURE, (spell(found["symbol"]), "symbol"), (charge, "charge"), (sign, "sign"))
     found = _FORMULA.match(text, at)
@@ -39,12 +47,18 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
             return
     elif not re.search(r"[A-Z].*[A-Z]|[₀-₉]|^[HNOF]2$|^O3$", found[0]):
         return
+    yield _formula(found, at)
+
+
+def _formula(found: re.Match[str], at: int) -> Candidate:
     made = []
-    for part in _PARTS.finditer(found[0]):
+    charge = found.groupdict().get("charge") or ""
+    for part in _PARTS.finditer(found[0].removesuffix(charge)):
         number = part[0].translate(_SUBSCRIPTS)
         said = cardinal(number) if number.isdecimal() else spell(part[0])
         made.append(Piece(said, at + part.start(), at + part.end()))
-    yield Candidate(found.end(), SURE, tuple(made))
+    made += [Piece(_CHARGES[sign], end - 1, end) for end, sign in enumerate(charge, found.end() - len(charge) + 1)]
+    return Candidate(found.end(), SURE, tuple(made))
 
 
 def _is_salt(name: str) -> bool:
@@ -56,5 +70,6 @@ EXAMPLES = (
     ("H₂SO₄ and H2O", "H two S O four and H two O."),
     ("NaCl and HCl", "N ay C l and H C l."),
     ("Fe³⁺ and Na+", "F e three plus and N ay plus."),
+    ("SO₄²⁻, ²³⁵U", "S O four two minus, two thirty five U."),
     ("CO2, C6H12O6", "C O two, C six H twelve O six."),
 )

@@ -42,6 +42,7 @@ _SPELLED = listed(
     "pdf csv md php sql xml ftp http https www sm rs cpp tsx yml db dns ip cdn"
 )
 _PARTS = re.compile(r"[A-Za-z]+|\d+|[^A-Za-z\d]")
+_PORT = re.compile(r"(?<!localhost )\bcolon(?= (?:zero|one|two|three|four|five|six|seven|eight|nine)\b)")
 _IN_WORD = re.compile(r"[\w&]$")
 _IN_ADDRESS = re.compile(r"[\w@./-]$")
 
@@ -87,6 +88,7 @@ def _address(found: re.Match[str], cost: float) -> Candidate:
     if not kept:
         kept = written
     said = " ".join(say for part in _PARTS.findall(kept) if (say := _part(part)))
+    said = _PORT.sub("port", said)
     return whole(
         found,
         cost,
@@ -117,6 +119,7 @@ EXAMPLES = (
     ("nvidia.com or test.uk", "nvidia dot com or test dot U K."),
     ("Edit main.py and setup.cfg", "Edit main dot P Y and setup dot C F G."),
     ("run ./run.sh or ~/.bashrc", "run dot slash run dot S H or tilde slash dot bashrc."),
+    ("http://test.com:8080/a", "test dot com port eight zero eight zero slash a."),
     ("@mypizza #MyPizza", "at mypizza hashtag My Pizza."),
     ("He was done.In the end", "He was done. In the end."),
 )

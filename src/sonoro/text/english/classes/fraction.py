@@ -65,7 +65,7 @@ def _name(bottom: str) -> tuple[str, str] | None:
     number = int(bottom)
     if number == 2:
         return "half", "halves"
-    if not 3 <= number <= 100:
+    if not 3 <= number <= 100 and number not in (1000, 1_000_000):
         return None
     name = "quarter" if number == 4 else ordinal(str(number))
     return name, name + "s"
@@ -76,6 +76,7 @@ EXAMPLES = (
     ("3 1/2 cups or 2-1/2 cups", "three and a half cups or two and a half cups."),
     ("7½ or ¾", "seven and a half or three quarters."),
     ("31/32 and 3 5/2", "thirty one thirty seconds and three and five halves."),
+    ("1/1000", "one one thousandth."),
     ("1/4th", "one quarter."),
     ("4.5/5 stars", "four point five out of five stars."),
     ("120/80", "one twenty over eighty."),

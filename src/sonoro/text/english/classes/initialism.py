@@ -73,6 +73,8 @@ def is_spelled(letters: str) -> bool:
 
 def _is_spelled(text: str, found: re.Match[str]) -> bool:
     letters = found["letters"]
+    if letters == "WHO" and before(text, found.start(), 4).lower() == "the ":
+        return True
     if letters in _SPELLED or not set(letters) & set("AEIOUY"):
         return True
     is_shouted = bool(_SHOUTED.match(text, found.end()) or _AFTER_CAPITALS.search(before(text, found.start(), 4)))
@@ -86,6 +88,7 @@ EXAMPLES = (
     ("Jan 3rd, a Ph.D.", "January third, a P H D."),
     ("DO NOT RUN", "DO NOT RUN."),
     ("Vitamin C. Class C. Then John F. Kennedy", "Vitamin C. Class C. Then John F Kennedy."),
+    ("The WHO said", "The W H O said."),
     ("CEO, CFO, two PhDs", "C E O, C F O, two P H D's."),
     ("C. S. Lewis", "C S Lewis."),
 )

@@ -15,7 +15,10 @@ STARTS = ("letter", "digit", "sign")
 
 _LETTERS = "α-ωΓΔΘΛΞΠΣΦΨΩ"
 _NAMES = "sin|cos|tan|log|ln|exp|lim|max|min|mod|det"
-_PRODUCT = r"(?!(?:is|or|in|as|to|if|at|by|an|be|it|of|on|we|no|so)[^a-z])[a-z]{2}(?=[²³⁰-⁹^]|\s?[-+*/=])"
+_PRODUCT = (
+    r"(?!(?:is|or|in|as|to|if|at|by|an|be|it|of|on|we|no|so)[^a-z])[a-z]{2}(?=[²³⁰-⁹^]|\s?[-+*/=])"
+    r"|(?<=\d)[a-z]{2}(?=\))"
+)
 _TERM = rf"(?:{NUMBER}|{_PRODUCT}|(?:{_NAMES})(?![A-Za-z])|[A-Za-z](?![A-Za-z'])|[{_LETTERS}]|√)"
 _SUPER = r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]{1,6}"
 _SUB = r"[₀-₉]{1,4}"
@@ -35,6 +38,8 @@ _CALL = re.compile(rf"(?:{_NAMES}|[fghFGHP])\((?:[a-z]|{NUMBER}|[θφ])(?:,\s?(?
 _STEP = re.compile(r"[ijkmnxyt]-[1-9]\d?(?!\w)|[nxyzk]/\d{1,3}(?!\w)|\d{1,3}/[nxyzk](?!\w)")
 """n-1, x/2, 1/x: small letters that name a number."""
 
+_PRIME = re.compile(r"[fghuvy](?P<prime>'{1,2})(?=\(| ?=)")
+_FACTORIAL = re.compile(r"(?P<of>[nkr])!(?!\w)")
 _ROOT = re.compile(rf"√\s?(?P<of>{NUMBER}|[A-Za-z](?![A-Za-z]))")
 _PLAIN = re.compile(rf"-?{NUMBER}\s?(?:[+*×÷−]|\s/\s)\s?{NUMBER}(?:\s?[-+*/×÷−]\s?{NUMBER}){{0,20}}(?![\w])")
 _SAID = pairs(
@@ -64,14 +69,30 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         yield Candidate(found.end(), SURE, tuple(_read(found[0], at)))
     if found := _CALL.match(text, at):
         yield Candidate(found.end(), LIKELY, tuple(_read(found[0], at)))
+    if found := _FACTORIAL.match(text, at):
+        yield whole(found, LIKELY, f"{found['of']} factorial")
+    if found := _PRIME.match(text, at):
+        yield from _primed(text, found)
     if found := _ROOT.match(text, at):
         yield whole(found, LIKELY, f"the square root of {_base(found['of'])}")
+
+
+def _primed(text: str, found: re.Match[str]) -> Iterator[Candidate]:
+    """A derivative, and what it is of: f'(x)."""
+    said = Piece("prime " * (len(found["prime"]) - 1) + "prime", *found.span("prime"))
+    letter = Piece(_letter(found[0][0]), found.start(), found.start() + 1)
+    call = re.compile(r"\((?P<of>[a-z])\)").match(text, found.end())
+    if call is None:
+        yield Candidate(found.end(), SURE, (letter, said))
+        return
+    of = Piece(f"of {_letter(call['of'])}", call.start(), call.end())
+    yield Candidate(call.end(), SURE, (letter, said, of))
 
 
 def _is_formula(text: str, found: re.Match[str]) -> bool:
     """Whether it holds an equation, a power or a variable between operators, rather than a hyphen or a list."""
     written = found[0]
-    if re.search(r"[=^√≠≤≥≈]|[⁰¹²³⁴⁵⁶⁷⁸⁹]|<=|>=|\w\s?[<>]\s?\w", written):
+    if re.search(r"[=^√≠≤≥≈]|[⁰¹²³⁴⁵⁶⁷⁸⁹]|<=|>=|\w\s?[<>]\s?\w|^\(\w \+ \w\)", written):
         return True
     if re.match(r"\s?[=≠≤≥≈]", text[found.end() : found.end() + 2]):
         return True
@@ -145,6 +166,8 @@ EXAMPLES = (
     ("y = mx + b; n-1 of 1/x", "y equals m x plus b, n minus one of one over x."),
     ("χ² and 10**6", "chi squared and ten to the power of six."),
     ("x₁ + x₂ = 3; 6−1, -5+3", "x one plus x two equals three, six minus one, minus five plus three."),
+    ("f'(x) = 2x and n!", "f prime of x equals two x and n factorial."),
+    ("(a + b)(a - b)", "ay plus b, ay minus b."),
     ("√2", "the square root of two."),
     ("E = mc²", "E equals m c squared."),
 )

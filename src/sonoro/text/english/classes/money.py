@@ -48,7 +48,6 @@ _SMALL_COIN = re.compile(
     r"(?=(?:\s(?:each|coins?|a piece|apiece|off|per|stamps?|piece)\b)|,? [£$]\d|,? or \d{1,2}[pc]\b)"
     r"|(?<=[£$]\d, )(?P<amount2>\d{1,2})(?P<sign2>[pc])(?!\w)"
 )
-_SIGNS_OF_CODES = {"USD": "$", "CAD": "$", "AUD": "$", "NZD": "$", "EUR": "€", "GBP": "£"}
 _PER = re.compile(
     r"\s?/\s?(?P<per>mo|month|yr|year|wk|week|d|day|hr|hour|h|min|minute|s|sec|lb|kg|oz|gal|gallon|L|l|mi|km|person|night|user|seat|unit|GB|kWh|share|barrel|ton)(?![\w])"
 )
@@ -129,7 +128,6 @@ def said_amount(sign: str, number: str, scale: str = "", land: str = "") -> str:
         return f"{decimal(number)} {_SCALES.get(scale.lower(), scale.lower())} {many}"
     main, _, cents = number.partition(".")
     trimmed = cents.rstrip("0")
-    sign = _SIGNS_OF_CODES.get(sign, sign)
     if len(trimmed) > 2 or (trimmed and sign not in SMALL):
         return f"{decimal(number if len(cents) > 2 else f'{main}.{trimmed}')} {many}"
     small = trimmed.ljust(2, "0")
@@ -173,14 +171,14 @@ EXAMPLES = (
     ("US$76.3 trillion", "seventy six point three trillion U S dollars."),
     ("$20/mo and $0.5/hr", "twenty dollars per month and fifty cents per hour."),
     ("$.01, $20.506", "one cent, twenty point five zero six dollars."),
-    ("2.500,00 € or 19,99 EUR", "two thousand five hundred euros or nineteen euros and ninety nine cents."),
+    ("2.500,00 € or 19,99 EUR", "two thousand five hundred euros or nineteen point nine nine euros."),
     ("$-5 and -$5", "minus five dollars and minus five dollars."),
     (
         "$10/user/mo, ₹1,50,000, Rs 2.5 crore",
         "ten dollars per user per month, one hundred and fifty thousand rupees, two point five crore rupees.",
     ),
     ("a $5 bill, $100 USD", "a five dollar bill, one hundred U S dollars."),
-    ("CHF 12.50, EUR 1.200,50", "twelve point five Swiss francs, one thousand two hundred euros and fifty cents."),
+    ("CHF 12.50, EUR 1.200,50", "twelve point five Swiss francs, one thousand two hundred point five euros."),
     ("£3, 20p or 5c each", "three pounds, twenty pence or five cents each."),
     ("10 000 €, 100 zł, R$ 25", "ten thousand euros, one hundred zlotys, twenty five Brazilian reals."),
     ("50 GBP", "fifty British pounds."),

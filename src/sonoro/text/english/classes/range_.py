@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from sonoro.text.english.line import LIKELY, POSSIBLE, SURE, Candidate, after, before
 from sonoro.text.english.numbers import decimal, grouped
 
-from .common import NUMBER, pieces
+from .common import NUMBER, pieces, whole
 
 STARTS = ("digit",)
 
 _RANGE = re.compile(rf"(?P<low>{NUMBER})(?P<to>-|–|—|--)(?P<high>{NUMBER})(?![\w%]|[-–.]\d)")
 _SPACED = re.compile(rf"(?P<low>{NUMBER})(?P<to>\s(?:-|–|—|--)\s)(?P<high>{NUMBER})(?![\w]|[.,]\d|\s?[-=+*/])")
+_SCALED = re.compile(r"1:(?P<high>\d{1,3}(?:,\d{3}){1,3})(?![\d:]|[.,]\d)")
 _RATIO = re.compile(r"(?P<low>\d{1,4}):(?P<high>\d{1,4})(?::(?P<third>\d{1,4}))?(?![\d:]|[.,]\d)")
 _TIMES = re.compile(
     rf"(?P<low>{NUMBER})\s?(?P<by>[x×])\s?(?P<high>{NUMBER})(?:\s?(?P<by2>[x×])\s?(?P<third>{NUMBER}))?(?P<s>s)?(?![\w])"
@@ -32,6 +33,8 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     if found := _SPACED.match(text, at):
         is_rising = float(found["low"].replace(",", "")) < float(found["high"].replace(",", ""))
         yield _joined(found, POSSIBLE, "to" if is_rising or "-" not in found["to"] else "minus")
+    if found := _SCALED.match(text, at):
+        yield whole(found, SURE, f"one to {decimal(found['high'])}")
     if found := _RATIO.match(text, at):
         last = [(f"to {decimal(found['third'])}", "third")] if found["third"] else []
         yield pieces(found, LIKELY, (f"{decimal(found['low'])} to", "low"), (decimal(found["high"]), "high"), *last)
@@ -61,6 +64,7 @@ EXAMPLES = (
     ("pages 10-20", "pages ten to twenty."),
     ("170 - 200 or 5 - 3", "one hundred and seventy to two hundred or five minus three."),
     ("a ratio of 16:9", "a ratio of sixteen to nine."),
+    ("1:50,000", "one to fifty thousand."),
     ("a 2x8 board, 2.5x or 2-3x faster", "a two by eight board, two point five x or two to three times faster."),
     ("1920x1080", "nineteen twenty by ten eighty."),
     ("two 2x4s", "two two by fours."),

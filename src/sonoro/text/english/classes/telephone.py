@@ -17,6 +17,7 @@ _FORMS = (
     re.compile(r"\d{1,5}-\d{2,7}-\d{2,6}-[\dX](?![\w-])"),
     re.compile(r"97[89]-\d{1,5}-\d{2,7}-\d{1,6}-[\dX](?![\d])"),
     re.compile(r"\d{3}-\d{2}-\d{4}(?![\d-])|\d{4}([ -])\d{4}\1\d{4}\1\d{4}(?![\d])"),
+    re.compile(r"\(0\d{2,4}\)[ -]?\d{3,4}[ -]?\d{3,4}(?![\d-])"),
     re.compile(r"0\d{2,4}[ -]\d{3,4}[ -]?\d{3,4}(?![\d-])"),
 )
 _LETTERED = re.compile(r"1-8\d\d-(?=[\d-]{0,12}[A-Z])[A-Z\d]{1,12}(?:-[A-Z\d]{1,12}){0,4}(?![\w-])")
@@ -84,5 +85,6 @@ EXAMPLES = (
     ("(123) 123-5678", "one two three, one two three, five six seven eight."),
     ("1-800-GO-2-HAUL", "one, eight hundred, Go, two, HAUL."),
     ("192.168.0.1:8080", "one nine two dot one six eight dot zero dot one port eight zero eight zero."),
+    ("(020) 7946 0000", "zero two zero, seven nine four six, zero zero zero zero."),
     ("ssn 111-11-1111", "ssn one one one, one one, one one one one."),
 )

@@ -47,7 +47,8 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     if text[at].isalpha():
         if (found := _AT.match(text, at)) and context[-1:].isdecimal():
             yield pieces(found, SURE, ("at", 0))
-        yield from _named(text, at)
+        if text[at] in "GUnm":
+            yield from _named(text, at)
         return
     if _IN_NUMBER.search(context):
         return
