@@ -31,22 +31,23 @@ _MARKED_LINE = re.compile(
 _ITEM = re.compile(r" {0,3}(?:[-*+]|\d{1,9}[.)])[ \t]+\S")
 _NEXT_ITEM = re.compile(rf"\n(?={_ITEM.pattern})")
 _PARAGRAPH_END = re.compile(r"(?m)\n[ \t]*\n|^ {0,3}#{1,6}[ \t][^\n]*\n")
-_CLOSED = re.compile(r"(?is)<think\b.*?</think>|!?\[[^\]\[\n]*\]\([^()\s]*\)")
-_HELD = re.compile(r"<[A-Za-z/!]|\[")
-"""What holds back all that follows: a tag, whose end may be far away, and a bracket, whose address may be."""
+_CLOSED = re.compile(r"(?is)<think\b.*?</think>|!?\[[^\]\[\n]*\]\([^()\s]*\)|\$\$?[^$\n]+\$\$?")
+_HELD = re.compile(r"<[A-Za-z/!]|\[|\$[^\s\d.,]")
+"""What holds back all that follows: a tag, whose end may be far away, a bracket, whose address may be, a formula."""
 
 _PAIRED = ("`", "*", "_", "~", '"', "“", "”")
 
 
 def last_joint(text: str) -> tuple[int, bool]:
     """Where `text` can be cut at the latest, 0 if nowhere, and whether a sentence ends there."""
-    held = _HELD.search(_CLOSED.sub(lambda found: " " * len(found[0]), text))
+    outside = _CLOSED.sub(lambda found: " " * len(found[0]), text)
+    held = _HELD.search(outside)
     end = held.start() if held else len(text)
     fence = _open_fence(text)
     end = min(end, fence)
     breaks = [0, *(found.end() for found in _PARAGRAPH_END.finditer(text, 0, end))]
     for start, stop in zip(reversed(breaks), [end, *reversed(breaks)], strict=False):
-        cut = _joint_of(text, start, stop)
+        cut = _joint_of(text, outside, start, stop)
         if cut[0]:
             return cut
     return 0, False
@@ -58,15 +59,15 @@ def _open_fence(text: str) -> int:
     return marks[-1] if len(marks) % 2 else len(text)
 
 
-def _joint_of(text: str, start: int, end: int) -> tuple[int, bool]:
-    """The last joint in the paragraph `text[start:end]`."""
+def _joint_of(text: str, outside: str, start: int, end: int) -> tuple[int, bool]:
+    """The last joint in the paragraph `text[start:end]`; `outside` is the text without what is closed."""
     if _ITEM.match(text, start):
         items = [found.end() for found in _NEXT_ITEM.finditer(text, start, end)]
         items = [at for at in items if _is_balanced(text[start:at])]
         return (items[-1], True) if items else (0, False)
     marked = _MARKED_LINE.search(text, start, end)
     stop = marked.start() if marked else end
-    joints = (found.end() for form in (_JOINT, _MARK_JOINT) for found in form.finditer(text, start, stop))
+    joints = (found.end() for form in (_JOINT, _MARK_JOINT) for found in form.finditer(outside, start, stop))
     for at in sorted(joints, reverse=True):
         if _is_balanced(text[start:at]):
             return at, False

@@ -112,6 +112,8 @@ JOINED = (
     "first of it\n## Getting started with it\nOpen the box of it.",
     "your otp is ab9453, it was 2h 15m, and the code: is 4071",
     "from 10 May: $1,200, or 7% of it; the pages: 3, ext 5",
+    "Ann: so it is said\nBob: it was said\nCy: that is it, and $x = y + the sum of$ it",
+    "see [the user guide now](https://a.com) for it, or so",
     "see [the user guide of it](https://example.com/a 'a title of it') for more, or [this is it",
 )
 """Rules that read words together: live text must not be given up between them."""

@@ -9,6 +9,9 @@ _BREAK = re.compile(r"\n[ \t]*(?:\n[ \t\n]*)")
 _LINE = re.compile(r"[^\n]*\n?")
 _RULE = re.compile(r"[ \t]*([-=*_~#+.])(?:[ \t]*\1){2,}[ \t]*\n?")
 _ITEM = re.compile(r"[ \t]*(?:(?P<bullet>[-*•‣◦–+])|(?P<number>\d{1,3}|[a-zA-Z])(?P<mark>[.)]))[ \t]+(?=\S)")
+_LABEL = re.compile(r"[ \t]*[A-Z][\w.'-]{0,24}(?: [A-Z][\w.'-]{0,24}){0,2}:[ \t]+")
+"""Who speaks, or what a line is about: Alice: hi. Such a line does not continue the one before it."""
+
 _SPEAKER = re.compile(r"[ \t]*<(?P<name>[\w .-]{1,32})>[ \t]+(?=\S)")
 
 
@@ -47,6 +50,9 @@ def lines_of(paragraph: Block) -> Iterator[Block]:
             block, begin = Block(paragraph.kind), speaker.end()
             block.take(paragraph, *speaker.span("name"))
             block.add(": ", *[paragraph.origins[speaker.end("name")][0]] * 2)
+        elif start and _LABEL.match(text, start, stop):
+            yield block
+            block = Block(paragraph.kind)
         block.take(paragraph, begin, stop)
     yield block
 
