@@ -155,15 +155,15 @@ static inline __attribute__((always_inline)) void tile(const Conv *conv, int64_t
                                                         const bool is_packed, float *out, bool adds) {
     floats sums[TALL][PAIR];
     const int64_t width = conv->in, used = conv->out - first;
-    const int64_t offset = first / BLOCK * BLOCK * conv->taps * width + first % BLOCK;
-    const float *weight = conv->weight + offset;
-    const int8_t *packed = conv->packed + offset;
+    const float *weight = conv->weight;
+    const int8_t *packed = conv->packed;
+    int64_t at = first / BLOCK * BLOCK * conv->taps * width + first % BLOCK;
     memset(sums, 0, sizeof sums);
     for (int64_t tap = 0; tap < conv->taps; tap++) {
         const float *rows = in + tap * conv->dilation * width;
-        for (int64_t c = 0; c < width; c++, weight += BLOCK, packed += BLOCK) {
+        for (int64_t c = 0; c < width; c++, at += BLOCK) {
             floats w[PAIR];
-            for (int v = 0; v < PAIR; v++) w[v] = is_packed ? widen(packed + v * LANES) : load(weight + v * LANES);
+            for (int v = 0; v < PAIR; v++) w[v] = is_packed ? widen(packed + at + v * LANES) : load(weight + at + v * LANES);
             for (int i = 0; i < height; i++)
                 for (int v = 0; v < PAIR; v++) sums[i][v] += w[v] * rows[i * width + c];
         }
