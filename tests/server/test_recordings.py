@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import contextlib
+import dataclasses
 import io
 import os
 import threading
@@ -12,11 +13,12 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
 import msgspec
 import numpy as np
 import pytest
 import soundfile
-from servers import never_blocked, recording, serving, sound
+from servers import SETTINGS, never_blocked, recording, serving, sound
 from sine_engines import nothing_left, run, until
 from sine_models import VoicedSineModel
 
@@ -416,12 +418,37 @@ def test_no_more_recordings_wait_than_may_and_those_of_nobody_are_dropped(monkey
                 await recordings.decode(wav(), "Hello.", "prompt")
             for task in crowd[:-1]:
                 task.cancel()
-            await until(lambda: recordings.pending == 3)
+            await until(lambda: recordings.pending.taken == 3)
             stuck.go_on()
             assert (await crowd[-1]).text == "Hello."
             # The two that had begun, and the one that somebody waits for.
             assert stuck.begun == 3
-            await until(lambda: recordings.pending == 0)
+            await until(lambda: recordings.pending.taken == 0)
+
+    run(ask())
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_recordings_of_one_key_keep_out_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    stuck, settings = Stuck(monkeypatch), dataclasses.replace(SETTINGS, api_keys=("first-key", "second-key"))
+    body = {"input": "Hello.", "ref_audio": recording(), "ref_text": "A tone."}
+
+    async def ask() -> None:
+        async with serving(settings=settings) as server:
+
+            def speak(key: str) -> asyncio.Task[httpx.Response]:
+                headers = {"Authorization": f"Bearer {key}"}
+                return asyncio.create_task(server.http.post("/v1/audio/speech", json=body, headers=headers))
+
+            pending = server.service.speech.recordings.pending
+            crowd = [speak("first-key") for _ in range(MAX_PENDING)]
+            await until(lambda: sum(task.done() for task in crowd) + pending.taken == MAX_PENDING)
+            before = pending.taken
+            other = speak("second-key")
+            await until(lambda: other.done() or pending.taken == before + 1)
+            stuck.go_on()
+            assert (await other).status_code == 200
+            assert {answer.status_code for answer in await asyncio.gather(*crowd)} == {200, 429}
 
     run(ask())
 
@@ -439,9 +466,9 @@ def test_what_a_client_that_left_has_sent_is_not_decoded(monkeypatch: pytest.Mon
             await until(lambda: stuck.begun == 2)
             for path, body in (("/v1/audio/speech", named), ("/v1/audio/voices", form)):
                 left = asyncio.create_task(server.http.post(path, **body))
-                await until(lambda: recordings.pending == 3)
+                await until(lambda: recordings.pending.taken == 3)
                 left.cancel()
-                await until(lambda: recordings.pending == 2)
+                await until(lambda: recordings.pending.taken == 2)
             stuck.go_on()
             assert [answer.status_code for answer in await asyncio.gather(*holding)] == [200, 200]
             assert stuck.begun == 2

@@ -1,6 +1,7 @@
 """Sessions over a WebSocket as their clients see them: text in pieces, audio meanwhile, and what is refused."""
 
 import asyncio
+import contextlib
 import dataclasses
 import io
 import itertools
@@ -9,7 +10,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import soundfile
-from servers import SETTINGS, check_error, recording, serving, sound
+from servers import SETTINGS, Server, check_error, recording, serving, sound
 from sessions import TEXT, ended, session, whole
 from sine_engines import LONG, nothing_left, run, until
 
@@ -314,6 +315,24 @@ def test_the_rest_of_an_utterance_that_failed_is_not_the_next_one() -> None:
             assert await server.metric("sonoro_requests_in_flight") == 0
 
     run(speak())
+
+
+def test_sessions_of_one_key_leave_room_for_recordings_of_another() -> None:
+    settings = dataclasses.replace(SETTINGS, max_total_body_bytes=400_000, api_keys=("first-key", "second-key"))
+
+    async def configured(server: Server, key: str, kept: contextlib.AsyncExitStack) -> str:
+        headers = {"Authorization": f"Bearer {key}"}
+        client = await kept.enter_async_context(session(server, additional_headers=headers))
+        await client.say("session.config", ref_audio=recording(), ref_text="Hm.")
+        return str((await client.hear())["type"])
+
+    async def ask() -> None:
+        async with serving("live", settings) as server, contextlib.AsyncExitStack() as kept:
+            first = [await configured(server, "first-key", kept) for _ in range(7)]
+            assert set(first) == {"session.configured", "error"}
+            assert await configured(server, "second-key", kept) == "session.configured"
+
+    run(ask())
 
 
 def test_recordings_of_requests_that_wait_are_bounded_together() -> None:

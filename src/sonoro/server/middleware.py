@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import dataclasses
 import ipaddress
@@ -276,22 +277,26 @@ class HostCheck:
 
 
 class Budget:
-    """A counting limit of `most`. `shown` formats the count in the error, such as "{} sessions are open"."""
+    """A counting limit of `most`. `shown` formats the count in the error, such as "{} sessions are open". If it
+    `is_shared`, an owner with some gets no more than leaves as much to the others: nobody can take it all."""
 
-    def __init__(self, most: int, shown: str) -> None:
-        self._most, self._shown = most, shown
-        self.taken = 0
+    def __init__(self, most: int, shown: str, *, is_shared: bool = False) -> None:
+        self._most, self._shown, self._is_shared = most, shown, is_shared
+        self.taken, self._by_owner = 0, collections.Counter[str]()
 
     @contextlib.contextmanager
-    def take(self, count: int = 1) -> Iterator[None]:
+    def take(self, count: int = 1, owner: str = "") -> Iterator[None]:
         """Take `count` for the duration of the block. Raises `TooManyRequests` if less than that is left."""
-        if self.taken + count > self._most:
+        left, own = self._most - self.taken - count, self._by_owner[owner]
+        if count and (left < 0 or (self._is_shared and own and left < own + count)):
             raise TooManyRequests(f"{self._shown.format(self.taken)} already; try again later")
         self.taken += count
+        self._by_owner[owner] += count
         try:
             yield
         finally:
             self.taken -= count
+            self._by_owner[owner] -= count
 
 
 class Newcomers:

@@ -22,7 +22,8 @@ import httpcore2
 from sonoro.audio.references import read_reference
 from sonoro.core.errors import InvalidReference, SonoroError
 from sonoro.core.types import Reference, ReferenceUse
-from sonoro.server.errors import TooManyRequests, drop_frames
+from sonoro.server.errors import drop_frames
+from sonoro.server.middleware import Budget
 
 Result = TypeVar("Result")
 
@@ -87,6 +88,7 @@ class Recordings:
         folder: str = "",
         resolve: Callable[[str, int], Awaitable[list[str]]] = _resolve,
         is_allowed: Callable[[str], bool] = is_public,
+        is_shared: bool = False,
     ) -> None:
         self._max_bytes, self._allows_urls = max_bytes, allows_urls
         self._folder = Path(folder).resolve() if folder else None
@@ -94,43 +96,41 @@ class Recordings:
         self._tls = httpcore2.default_ssl_context() if allows_urls else None
         # Two at a time: decoding a minute of audio takes megabytes.
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="recording")
-        self.pending = 0
+        self.pending = Budget(MAX_PENDING, "{} recordings are being decoded", is_shared=is_shared)
         """Recordings being decoded or waiting for it."""
         self._fetches = asyncio.Semaphore(MAX_FETCHES)
 
-    async def read(self, url: str, text: str | None, use: ReferenceUse, field: str = "ref_audio") -> Reference:
-        """Read and decode the recording at `url`. Raises `InvalidReference` naming `field`, or `TooManyRequests` if
-        `MAX_PENDING` are being decoded."""
+    async def read(
+        self, url: str, text: str | None, use: ReferenceUse, field: str = "ref_audio", owner: str = ""
+    ) -> Reference:
+        """Read and decode the recording at `url` for `owner`. Raises `InvalidReference` naming `field`, or
+        `TooManyRequests` if `MAX_PENDING` are being decoded."""
         scheme = url[:16].partition(":")[0].lower()
         with naming(field):
             if scheme != "data" and len(url) > MAX_URL_CHARACTERS:
                 limit = f"a URL must have at most {MAX_URL_CHARACTERS} characters"
                 raise InvalidReference("ref_audio", f"{len(url)} characters", limit)
             if scheme in ("http", "https") and self._allows_urls:
-                return await self._fetch(url, text, use)
+                return await self._fetch(url, text, use, owner)
             # Opened in the thread too, so that a queued recording holds a name rather than the bytes of a file.
-            return await self._aside(lambda: self._decode(self._bytes_at(url, scheme), text, use))
+            return await self._aside(lambda: self._decode(self._bytes_at(url, scheme), text, use), owner)
 
-    async def decode(self, data: bytes, text: str | None, use: ReferenceUse) -> Reference:
-        """Decode `data`, an audio file. Raises `InvalidReference` or `TooManyRequests`, as `read` does."""
-        return await self._aside(lambda: self._decode(data, text, use))
+    async def decode(self, data: bytes, text: str | None, use: ReferenceUse, owner: str = "") -> Reference:
+        """Decode `data`, an audio file, for `owner`. Raises `InvalidReference` or `TooManyRequests`, as `read` does."""
+        return await self._aside(lambda: self._decode(data, text, use), owner)
 
     def close(self) -> None:
         """Drop queued work; running work is not waited for."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _aside(self, work: Callable[[], Result]) -> Result:
+    async def _aside(self, work: Callable[[], Result], owner: str) -> Result:
         """Run `work` in a thread; cancelling the call drops it unless it has begun. Raises `TooManyRequests`."""
-        if self.pending >= MAX_PENDING:
-            raise TooManyRequests(f"{self.pending} recordings are being decoded already; try again later")
+        counted = contextlib.ExitStack()
+        counted.enter_context(self.pending.take(owner=owner))
         loop, future = asyncio.get_running_loop(), self._threads.submit(_without_frames, work)
-        self.pending += 1
         # Counted until the thread is done: work that has begun goes on when its caller is cancelled.
-        future.add_done_callback(lambda _: _call_in(loop, self._forget_one))
+        future.add_done_callback(lambda _: _call_in(loop, counted.close))
         return await asyncio.wrap_future(future)
-
-    def _forget_one(self) -> None:
-        self.pending -= 1
 
     def _decode(self, data: bytes, text: str | None, use: ReferenceUse) -> Reference:
         if len(data) > self._max_bytes:
@@ -146,13 +146,13 @@ class Recordings:
         ways += ["an http(s): URL"] * self._allows_urls + ["a file: URL"] * (self._folder is not None)
         raise InvalidReference("ref_audio", url, f"it must be {' or '.join(ways)}")
 
-    async def _fetch(self, url: str, text: str | None, use: ReferenceUse) -> Reference:
+    async def _fetch(self, url: str, text: str | None, use: ReferenceUse, owner: str) -> Reference:
         target = _target(url)
         try:
             async with asyncio.timeout(FETCH_TIMEOUT_S) as limit, self._fetches:
                 data = await self._download(url, target)
                 limit.reschedule(None)
-                return await self.decode(data, text, use)
+                return await self.decode(data, text, use, owner)
         except TimeoutError as error:
             wanted = f"it must arrive within {FETCH_TIMEOUT_S:g} s, without a pause"
             raise InvalidReference("ref_audio", url, wanted) from error

@@ -273,8 +273,11 @@ def _check_cost(payload: bytes) -> None:
             raise InvalidRequest("body", f"{len(payload)} bytes", f"it must have at most {limit} {what}")
 
 
-async def read_references(body: SpeechBody, recordings: Recordings, spec: ModelSpec) -> tuple[Reference, ...]:
-    """Read and decode the recordings of `body`, unless the model cannot clone. Raises `InvalidReference`."""
+async def read_references(
+    body: SpeechBody, recordings: Recordings, spec: ModelSpec, owner: str = ""
+) -> tuple[Reference, ...]:
+    """Read and decode the recordings of `body`, unless the model cannot clone. Raises `InvalidReference`, and
+    `TooManyRequests` if too many of `owner` are being decoded."""
     for field in ("ref_audio", "references", "ref_text", "x_vector_only_mode"):
         if getattr(body, field):
             spec.check_cloning(field)
@@ -282,13 +285,13 @@ async def read_references(body: SpeechBody, recordings: Recordings, spec: ModelS
         raise InvalidReference("references", f"{len(body.references)} given", "give these or ref_audio, not both")
     use: ReferenceUse = "reference" if body.x_vector_only_mode else "prompt"
     if body.references is not None:
-        reading = (recordings.read(given.audio, given.text, use, "references") for given in body.references)
+        reading = (recordings.read(given.audio, given.text, use, "references", owner) for given in body.references)
         references = tuple(await asyncio.gather(*reading))
         if (total_s := sum(reference.duration_s for reference in references)) > MAX_REFERENCE_S:
             raise InvalidReference("references", f"{total_s:.1f} s", f"together at most {MAX_REFERENCE_S:g} s")
         return references
     if body.ref_audio is not None:
-        return (await recordings.read(body.ref_audio, body.ref_text, use),)
+        return (await recordings.read(body.ref_audio, body.ref_text, use, owner=owner),)
     for field in ("ref_text", "x_vector_only_mode"):
         if value := getattr(body, field):
             raise InvalidReference(field, value, "it needs ref_audio; give that too")

@@ -70,9 +70,13 @@ class SpeechFactory:
         self.gate = Gate(config.max_concurrency, config.max_waiting, wait_s, lambda: client.ready_share)
         self.bodies = RequestBodies(config.max_total_body_bytes, config.body_timeout_s)
         self.answers = Budget(config.max_total_answer_bytes, "responses held in memory have {} bytes")
-        self._references = Budget(config.max_total_body_bytes // 2, "recordings held in memory have {} bytes")
+        is_shared, shown = len({*config.api_keys, *config.admin_keys}) > 1, "recordings held in memory have {} bytes"
+        self._references = Budget(config.max_total_body_bytes // 2, shown, is_shared=is_shared)
         self.recordings = Recordings(
-            max_bytes=config.max_upload_bytes, allows_urls=config.allow_reference_urls, folder=config.reference_folder
+            max_bytes=config.max_upload_bytes,
+            allows_urls=config.allow_reference_urls,
+            folder=config.reference_folder,
+            is_shared=is_shared,
         )
         self._encoders = encoder_threads()
         self.no_start: str | None = "the engine is being started"
@@ -153,7 +157,7 @@ class SpeechFactory:
         if len(body.input) > limit:
             raise InvalidRequest("input", f"{len(body.input)} characters", f"it must have at most {limit}")
         is_silent = not is_live and not is_speakable(body.input) and bool(body.input.strip())
-        references = await read_references(body, self.recordings, spec)
+        references = await read_references(body, self.recordings, spec, caller.owner)
         if is_silent:
             # As live, for which the text is not checked; the other fields are. A live request has no attempts.
             body = body.model_copy(update={"attempts": None, "on_fault": None})
@@ -182,12 +186,14 @@ class SpeechFactory:
         sent = self._response_body(body, lexicons, is_live=is_live)
         texts = (request.instructions or "", *(reference.text or "" for reference in references))
         with contextlib.ExitStack() as held:
-            held.enter_context(self.hold(references, sum(map(len, texts))))
+            held.enter_context(self.hold(references, caller, sum(map(len, texts))))
             return Speech(name, request, self.encoding(body), sent, is_silent=is_silent, held=held.pop_all())
 
-    def hold(self, references: Sequence[Reference], more_bytes: int = 0) -> AbstractContextManager[None]:
-        """Count decoded `references` as held during a block. Raises `TooManyRequests`."""
-        return self._references.take(more_bytes + sum(len(reference.pcm) for reference in references))
+    def hold(
+        self, references: Sequence[Reference], caller: Caller, more_bytes: int = 0
+    ) -> AbstractContextManager[None]:
+        """Count decoded `references` as held by `caller` during a block. Raises `TooManyRequests`."""
+        return self._references.take(more_bytes + sum(len(reference.pcm) for reference in references), caller.owner)
 
     def _response_body(self, body: SpeechBody, lexicons: Sequence[Lexicon], *, is_live: bool) -> AudioBody:
         """The kind of response body that `body` asks for. Raises `AnswerTooLarge` for one that would be held in memory

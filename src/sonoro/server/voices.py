@@ -93,10 +93,10 @@ def voice_routes(service: Service) -> APIRouter:
             consent = _text(form, "consent", MAX_CONSENT)
             text = _text(form, "ref_text", config.max_characters)
             with naming("audio"):
-                decoding = service.speech.recordings.decode(_audio(form), text, use)
+                decoding = service.speech.recordings.decode(_audio(form), text, use, request.state.caller.owner)
                 if (reference := await cancel_on_disconnect(request.receive, decoding)) is None:
                     return Response(status_code=CLIENT_GONE)
-                with service.speech.hold((reference,)):
+                with service.speech.hold((reference,), request.state.caller):
                     facts = await service.voices.store.add(name, (reference,), consent, client.encode_voice)
         return JSONResponse(_shown(facts, request.state.caller), 201)
 
