@@ -1,5 +1,7 @@
 """Every message is itself again on the other side, and what could not be read there is refused here."""
 
+import tracemalloc
+
 import msgspec
 import pytest
 
@@ -167,6 +169,20 @@ def test_a_request_that_the_engine_could_not_read_is_refused(changes: dict) -> N
 def test_a_voice_that_the_engine_could_not_read_is_refused(message: messages.ToEngine) -> None:
     with pytest.raises(InvalidRequest, match="every field must be of its type"):
         encode_to_engine(message)
+
+
+@pytest.mark.parametrize("is_voice", [False, True])
+def test_a_recording_is_copied_once(is_voice: bool) -> None:
+    references = (Reference(pcm=bytes(4_000_000), sample_rate=48000, text="Hm."),)
+    message = (
+        EncodeVoice(1, references) if is_voice else Submit(SpeechRequest(id="a", text="Hi", references=references))
+    )
+    tracemalloc.start()
+    try:
+        sent = encode_to_engine(message)
+        assert tracemalloc.get_traced_memory()[1] < 1.5 * len(sent)
+    finally:
+        tracemalloc.stop()
 
 
 def test_settings_survive_as_json_with_the_whole_configuration() -> None:

@@ -12,19 +12,21 @@ from abc import ABC, abstractmethod
 from asyncio.subprocess import Process
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, Self, cast
+from typing import Any, Self, TypeVar, cast
 
 import msgspec
 import zmq
 import zmq.asyncio
 
 from sonoro.core.errors import EngineClosed, EngineCrashed, EngineError, InvalidRequest, SonoroError
-from sonoro.core.types import ModelSpec
+from sonoro.core.types import ModelSpec, SpeechRequest
 from sonoro.transport import launch, messages
 from sonoro.transport.channel import new_endpoint, remove_endpoint
 from sonoro.transport.launch import Limits
 
 logger = logging.getLogger(__name__)
+
+Asked = TypeVar("Asked", SpeechRequest, messages.EncodeVoice)
 
 DRAIN_S = 0.2
 """How long to wait for the last messages of a process that has ended."""
@@ -69,7 +71,7 @@ class EngineProcess:
 
     def send(self, message: messages.ToEngine) -> None:
         """Send `message`; it is lost if the process is gone. Raises `InvalidRequest` as `encode_to_engine` does."""
-        sent = cast("asyncio.Future[object]", self._socket.send(encode_to_engine(message), zmq.NOBLOCK))
+        sent = cast("asyncio.Future[object]", self._socket.send(encode_to_engine(message), zmq.NOBLOCK, copy=False))
         assert sent.done()
         if not isinstance(sent.exception(), zmq.Again):
             sent.result()
@@ -362,11 +364,22 @@ decode_from_engine: Callable[[bytes], list[messages.FromEngine]] = msgspec.msgpa
 def encode_to_engine(message: messages.ToEngine) -> bytes:
     """Encode `message`. Raises `InvalidRequest` for a request with a field that is not of its declared type."""
     try:
-        payload = _encoder.encode(message)
-        if isinstance(message, messages.Submit | messages.EncodeVoice):
-            _to_engine.decode(payload)
-    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
+        if isinstance(message, messages.Submit):
+            _check(messages.Submit(_without_samples(message.request)))
+        elif isinstance(message, messages.EncodeVoice):
+            _check(_without_samples(message))
+        return _encoder.encode(message)
+    except (msgspec.MsgspecError, AttributeError, TypeError, ValueError, OverflowError) as error:
         assert isinstance(message, messages.Submit | messages.EncodeVoice), message
         named = message.request.id if isinstance(message, messages.Submit) else "a voice"
         raise InvalidRequest("request", named, f"every field must be of its type ({error})") from error
-    return payload
+
+
+def _check(message: messages.ToEngine) -> None:
+    _to_engine.decode(_encoder.encode(message))
+
+
+def _without_samples(asked: Asked) -> Asked:
+    """`asked` with empty recordings: checking a copy of a minute's samples takes 7 ms."""
+    bare = (msgspec.structs.replace(each, pcm=bytes(memoryview(each.pcm)[:0])) for each in asked.references)
+    return msgspec.structs.replace(asked, references=tuple(bare))
