@@ -13,6 +13,7 @@ from sessions import VOICES, check_all, session
 from sine_engines import CONFIG, LONG, alone, engines, nothing_left, run, until
 
 from sonoro.core.types import SpeechRequest
+from sonoro.server import gate
 from sonoro.transport.messages import WorkerSettings
 from sonoro.transport.process import EngineProcess
 
@@ -78,7 +79,12 @@ def test_while_an_engine_is_away_its_places_are_too(monkeypatch: pytest.MonkeyPa
     run(kill())
 
 
-def test_an_engine_that_is_back_serves_those_who_wait_though_nobody_comes_or_goes() -> None:
+def test_an_engine_that_is_back_serves_those_who_wait_though_nobody_comes_or_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # However long the engine takes to start, no session lends its permit to the one who waits.
+    monkeypatch.setattr(gate, "IDLE_PERMIT_S", 3600.0)
+
     async def kill() -> None:
         async with serving("slow_live", engines=2) as server, contextlib.AsyncExitStack() as sessions:
             lasting = [await sessions.enter_async_context(session(server)) for _ in range(CONFIG.slots)]
