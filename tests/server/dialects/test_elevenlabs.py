@@ -281,6 +281,14 @@ def test_what_is_wrong_on_a_socket_is_told_and_ends_its_context_alone() -> None:
                 # The SDK takes what came last for the error.
                 assert "message" in (await client.hear_until())[-1]
                 assert client.closed == 1000
+            async with socket(server, f"{SPEAK}/stream-input?output_format=pcm_8000") as client:
+                await client.say(
+                    {"text": " "}, {"text": TEXT[:9]}, {"text": "x" * 5000}, {"text": TEXT[9:]}, {"text": ""}
+                )
+                heard = await client.hear_until()
+                assert audio_of(heard) == whole()
+                assert heard[-1]["isFinal"]
+                assert "message" in heard[-1]
             answer = await server.http.get(f"{SPEAK}/multi-stream-input")
             assert answer.status_code == 404
             await until(server.is_idle)

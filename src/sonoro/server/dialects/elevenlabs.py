@@ -123,6 +123,7 @@ class _Session(DialectSession):
         self._audio = audio_format(query.get("output_format", "mp3_44100_128"))
         self._language = query.get("language_code")
         self._is_tagged = query.get("enable_ssml_parsing") == "true"
+        self._refused: dict[str, Any] = {}
 
     async def handle(self, message: str) -> None:
         said = parse(_Said, message.encode())
@@ -203,7 +204,9 @@ class _Session(DialectSession):
 
     async def on_end(self, context: Context) -> None:
         if self._is_multi or not context.has_failed:
-            await self._say(context.name, isFinal=True, audio=None)
+            # Without contexts, ElevenLabs' client reads only the last message for an error.
+            refused = {} if self._is_multi else self._refused
+            await self._say(context.name, isFinal=True, audio=None, **refused)
 
     async def refuse(self, error: SonoroError, request_id: str | None = None) -> None:
         """Send `error`. A context that is open goes on without the message."""
@@ -213,7 +216,8 @@ class _Session(DialectSession):
 
     async def _send_error(self, name: str | None, error: SonoroError) -> None:
         message = refusal(error).error["message"]
-        await self._say(name, error=message, message=message)
+        self._refused = {"error": message, "message": message}
+        await self._say(name, **self._refused)
 
     async def _say(self, name: str | None, **fields: Any) -> None:
         await self.say({**fields, "contextId": name} if self._is_multi else fields)
