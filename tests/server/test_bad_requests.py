@@ -55,6 +55,8 @@ BAD_FIELDS = [
     ({"bit_rate": 7999, "response_format": "mp3"}, 400, "bit_rate"),
     ({"bit_rate": 64_000, "response_format": "wav"}, 400, "bit_rate"),
     ({"language": "klingon"}, 400, "language"),
+    ({"text_format": "rtf"}, 400, "text_format"),
+    ({"text_format": "markdown"}, 400, "text_format"),
     ({"seed": -1}, 400, "seed"),
     ({"seed": 2**63}, 400, "seed"),
     ({"seed": 1.5}, 400, "seed"),

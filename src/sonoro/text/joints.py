@@ -8,8 +8,8 @@ whole: a heading, a link, a table, code.
 import re
 
 _CONTEXTS = (
-    "account|acct|code|codes|confirmation|dial|dialed|ending|ends|ext|extension|number|order|otp|passcode|password|pin|pnr|"
-    "ref|reference|serial|text|tracking|zip|sq|of|per|hundred|thousand|million|billion|trillion|quadrillion"
+    "account|acct|call|calls|code|codes|confirmation|dial|dialed|ending|ends|et|ext|extension|number|order|otp|passcode|"
+    "password|pin|pnr|ref|reference|serial|text|tracking|zip|sq|of|per|hundred|thousand|million|billion|trillion|quadrillion"
 )
 """Words that may be read together with the one behind them, once a number follows or has gone before."""
 
@@ -31,7 +31,10 @@ _MARKED_LINE = re.compile(
 _ITEM = re.compile(r" {0,3}(?:[-*+]|\d{1,9}[.)])[ \t]+\S")
 _NEXT_ITEM = re.compile(rf"\n(?={_ITEM.pattern})")
 _PARAGRAPH_END = re.compile(r"(?m)\n[ \t]*\n|^ {0,3}#{1,6}[ \t][^\n]*\n")
-_CLOSED = re.compile(r"(?is)<think\b.*?</think>|!?\[[^\]\[\n]*\]\([^()\s]*\)|\$\$?[^$\n]+\$\$?")
+_CLOSED = re.compile(
+    r"(?ims)<think\b.*?</think>|^[ \t]*(```|~~~).*?\n[ \t]*\1[^\n]*(?=\n|\Z)|!?\[[^\]\[\n]*\]\([^()\s]*\)"
+    r"|\$\$?[^$\n]+\$\$?"
+)
 _HELD = re.compile(r"<[A-Za-z/!]|\[|\$[^\s\d.,]")
 """What holds back all that follows: a tag, whose end may be far away, a bracket, whose address may be, a formula."""
 
@@ -40,14 +43,15 @@ _PAIRED = ("`", "*", "_", "~", '"', "“", "”")
 
 def last_joint(text: str) -> tuple[int, bool]:
     """Where `text` can be cut at the latest, 0 if nowhere, and whether a sentence ends there."""
-    outside = _CLOSED.sub(lambda found: " " * len(found[0]), text)
-    held = _HELD.search(outside)
+    # A link, a thought, a fence and a formula are a word each: no joint within.
+    text = _CLOSED.sub(lambda found: "X" * len(found[0]), text)
+    held = _HELD.search(text)
     end = held.start() if held else len(text)
     fence = _open_fence(text)
     end = min(end, fence)
     breaks = [0, *(found.end() for found in _PARAGRAPH_END.finditer(text, 0, end))]
     for start, stop in zip(reversed(breaks), [end, *reversed(breaks)], strict=False):
-        cut = _joint_of(text, outside, start, stop)
+        cut = _joint_of(text, start, stop)
         if cut[0]:
             return cut
     return 0, False
@@ -59,15 +63,15 @@ def _open_fence(text: str) -> int:
     return marks[-1] if len(marks) % 2 else len(text)
 
 
-def _joint_of(text: str, outside: str, start: int, end: int) -> tuple[int, bool]:
-    """The last joint in the paragraph `text[start:end]`; `outside` is the text without what is closed."""
+def _joint_of(text: str, start: int, end: int) -> tuple[int, bool]:
+    """The last joint in the paragraph `text[start:end]`."""
     if _ITEM.match(text, start):
         items = [found.end() for found in _NEXT_ITEM.finditer(text, start, end)]
         items = [at for at in items if _is_balanced(text[start:at])]
         return (items[-1], True) if items else (0, False)
     marked = _MARKED_LINE.search(text, start, end)
     stop = marked.start() if marked else end
-    joints = (found.end() for form in (_JOINT, _MARK_JOINT) for found in form.finditer(outside, start, stop))
+    joints = (found.end() for form in (_JOINT, _MARK_JOINT) for found in form.finditer(text, start, stop))
     for at in sorted(joints, reverse=True):
         if _is_balanced(text[start:at]):
             return at, False

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from marked_texts import HTML, MARKDOWN
 from parity import begin, capacity
 from sine_engines import Engine, audio, drain, end
 from tiny_checkpoint import vocabulary, write_checkpoint
@@ -22,7 +23,7 @@ from tiny_talker import tiny_config
 from tokenizers import models
 
 from sonoro.core.config import EngineConfig
-from sonoro.core.types import Event, Reference, SpeechRequest
+from sonoro.core.types import Event, Reference, SpeechRequest, TextFormat
 from sonoro.models import registry
 from sonoro.models.qwen3_tts.live_text import LiveSegment, LiveTokens
 from sonoro.models.qwen3_tts.model import FAMILY
@@ -322,3 +323,14 @@ def test_live_text_comes_a_token_a_frame_unless_the_caller_says_otherwise(tmp_pa
         resolved = model.spec.resolve(SpeechRequest(id="a", text="Hi", is_live=is_live, options=options))
         assert resolved.options["non_streaming_mode"] is expected
         assert (model.live_text(resolved, None) is None) is expected
+
+
+@pytest.mark.parametrize("text_format", ["auto", "plain", "markdown", "html"])
+def test_live_text_is_read_in_its_format(english: PromptBuilder, text_format: TextFormat) -> None:
+    draw = random.Random(9)
+    for text in ("*one* of it <b>two</b> of it &amp; so", MARKDOWN, HTML):
+        spoken = read(text, text_format, lowercase=True).text
+        for pieces in splits(text, draw):
+            segment = LiveSegment(english, text_format)
+            ids = [one for piece in pieces for one in segment.feed(piece)] + segment.finish()
+            assert ids == [*english.tokenizer.encode(spoken), english.config.tts_eos_token_id], pieces

@@ -41,6 +41,7 @@ def _is_row(state: StateBlock, line: int) -> bool:
 
 def markdown_blocks(text: str, *, with_code: bool = False) -> Iterator[Block]:
     """The blocks of Markdown `text`, with code blocks if `with_code`."""
+    text = re.sub(r"\r(?!\n)", "\n", text)  # a line's end to the parser too
     starts = [0, *(found.end() for found in re.finditer(r"\n", text))]
     kinds, table = [Kind.PARAGRAPH], _Table()
     numbers: list[tuple[str, int, int]] = []

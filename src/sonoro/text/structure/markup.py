@@ -8,7 +8,7 @@ from .blocks import Block, Kind
 from .plain import add_number
 
 _BLOCKS = {
-    **dict.fromkeys(("h1", "h2", "h3", "h4", "h5", "h6", "title", "caption", "th"), Kind.HEADING),
+    **dict.fromkeys(("h1", "h2", "h3", "h4", "h5", "h6", "title", "caption"), Kind.HEADING),
     **dict.fromkeys(
         (
             "p",

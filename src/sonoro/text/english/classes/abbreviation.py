@@ -66,6 +66,7 @@ _WORD = re.compile(
     "(?:" + "|".join(re.escape(word) for word in sorted(_WORDS, key=len, reverse=True)) + r")(?![\w/])(?P<comma>,?)"
 )
 _TITLE = re.compile(rf"(?P<word>{'|'.join(_TITLES)})(?P<dot>\.?)(?=\s(?:[A-Z]|& |and [A-Z]))")
+_TITLE_ALONE = re.compile(r"(?P<word>Mr|Mrs|Ms|Dr|Prof)\.")
 _WITH_DOT = re.compile(rf"(?P<word>{'|'.join(sorted(_DOTTED, key=len, reverse=True))})\.(?P<comma>,?)")
 _NUMBERED = re.compile(
     rf"(?P<word>(?i:{'|'.join(sorted(_BEFORE_NUMBER, key=len, reverse=True))}))(?P<dot>\.?)\s?"
@@ -96,6 +97,9 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         yield _said(found, word, _WORDS[word], comma)
     if (found := _TITLE.match(text, at)) and _is_title(text, found):
         yield _said(found, found["word"], _TITLES[found["word"]], "")
+    if found := _TITLE_ALONE.match(text, at):
+        mark = "." * ends_sentence(text, found.end())
+        yield _said(found, found["word"], _TITLES[found["word"]], mark)
     if found := _WITH_DOT.match(text, at):
         word = found["word"]
         is_end = not found["comma"] and (

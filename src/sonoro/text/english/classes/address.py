@@ -108,7 +108,7 @@ def _is_street(text: str, found: re.Match[str]) -> bool:
     if found["kind"] in ("St", "Dr", "Ct", "Pl", "Ter", "Cir", "Sq"):
         follows = after(text, found.end())
         return re.match(
-            r"\s*(?:[,;:.!?)\n]|$)| (?:Apt|Suite|Ste|Unit|and|in|at|near|is|was)\b| &", follows
+            r"\s*(?:[,;:.!?)|\n]|$)| (?:Apt|Suite|Ste|Unit|and|in|at|near|is|was)\b| &", follows
         ) is not None or (bool(found["dot"]) and _ends(text, found.end()))
     return True
 
