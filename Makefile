@@ -70,13 +70,14 @@ parity: .venv/.installed-test $(REFERENCE)/.installed $(FISH_SPEECH)
 	OMP_NUM_THREADS=1 $(REFERENCE)/bin/python tools/reference/fish_s2.py --source $(FISH_SPEECH) --out build/reference/fish_s2
 	OMP_NUM_THREADS=1 $(REFERENCE)/bin/python tools/reference/fish_s2_codec.py --source $(FISH_SPEECH) --out build/reference/fish_s2
 	OMP_NUM_THREADS=1 $(REFERENCE)/bin/python tools/reference/voxcpm2_vae.py --out build/reference/voxcpm2
+	OMP_NUM_THREADS=1 $(REFERENCE)/bin/python tools/reference/pocket_tts.py --out build/reference/pocket_tts
 	$(BIN)/python -m pytest -q --reference build/reference/qwen3_tts tests/test_reference_assets.py tests/models
 
 $(REFERENCE)/.installed: tools/reference/requirements.txt
 	$(PYTHON) -m venv $(REFERENCE)
 	$(REFERENCE)/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(REFERENCE)/bin/pip install --quiet --disable-pip-version-check -r tools/reference/requirements.txt
-	$(REFERENCE)/bin/pip install --quiet --disable-pip-version-check --no-deps qwen-tts==0.1.1 descript-audio-codec==1.0.0 voxcpm==2.0.3
+	$(REFERENCE)/bin/pip install --quiet --disable-pip-version-check --no-deps qwen-tts==0.1.1 descript-audio-codec==1.0.0 voxcpm==2.0.3 pocket-tts==4.0.1
 	@touch $@
 
 $(FISH_SPEECH): | $(REFERENCE)/.installed
