@@ -3,7 +3,7 @@
 import re
 import unicodedata
 
-from sonoro.text.english.line import before
+from sonoro.text.english.line import after, before
 from sonoro.text.english.tables import pairs
 
 _NAMED = pairs(
@@ -22,6 +22,7 @@ _NAMED = pairs(
 _PAUSES = pairs(
     ", = , | ; = , | : = , | ( = , | ) = , | [ = , | ] = , | { = , | } = , | — = , | – = , | | = , | • = , | · = ,"
 )
+_CURRENCIES = ("$", "€", "£")
 _SILENT = frozenset("†‡\"'*_~^\\#←‑¿¡⁻")
 
 
@@ -47,16 +48,15 @@ def read_sign(text: str, start: int, end: int) -> str | None:
         is_beside = left.isalnum() or right.isalnum() or right in "$€£" or (left.isspace() and right.isspace())
         return "slash" if length == 1 and right and is_beside else ""
     if sign in "<>":
-        is_between = re.search(r"[\w)] ?$", before(text, start, 2)) and re.match(r" ?[\w(.-]", text[end : end + 2])
-        is_spaced = left.isspace() and right.isspace()
-        return (
-            ("is less than" if sign == "<" else "is greater than") if length == 1 and is_between and is_spaced else ""
-        )
+        return _compared(text, start, end) if length == 1 else ""
     if sign in "+=" and length > 2:
         return ","
     if sign == "+" and length == 2:
         return "plus plus"
-    if sign == "~" and right.isdecimal():
+    is_doubled = sign == "©" and before(text, start, 10).endswith("opyright ")
+    if is_doubled or _is_tex(text, start, end):
+        return ""
+    if sign == "~" and (right.isdecimal() or right in _CURRENCIES):
         return "about"
     if sign in "°" and not (left.isdecimal() or left.isspace()):
         return ""
@@ -76,7 +76,30 @@ def read_sign(text: str, start: int, end: int) -> str | None:
     return None
 
 
+_TEX_OPENS = re.compile(r"[^\s\d$€£#%][^$\n]{0,160}\$(?![\w€£])")
+_TEX_CLOSES = re.compile(r"(?:^|[\s(])\$+[^\s\d$€£#%][^$\n]{0,160}$")
+
+
+def _is_tex(text: str, start: int, end: int) -> bool:
+    """Whether a dollar sign begins or ends a formula of TeX: $N$ and $$x$$, not $5."""
+    if text[start] != "$":
+        return False
+    left, right = before(text, start, 1), text[end : end + 1]
+    opens = (not left.strip() or left == "(") and _TEX_OPENS.match(after(text, end, 164))
+    return bool(opens) or (not right.isalnum() and _TEX_CLOSES.search(before(text, start, 164)) is not None)
+
+
+def _compared(text: str, start: int, end: int) -> str:
+    """< and > between spaces compare; elsewhere they are marks, as of a quotation or a tag."""
+    left, right = before(text, start, 2), text[end : end + 2]
+    is_between = re.search(r"[\w)] $", left) and re.match(r" [\w(.-]", right)
+    said = "is less than" if text[start] == "<" else "is greater than"
+    return said if is_between else ""
+
+
 def _dot(text: str, end: int, length: int, left: str, right: str) -> str:
+    if right and right in ",;:":
+        return ","
     if length > 1:
         return "," if re.match(r"\s*[a-z\d]", text[end : end + 4]) else "."
     if left.isalnum() and right.isalpha():

@@ -82,7 +82,7 @@ def blocks_of(text: str, text_format: TextFormat = "auto", *, with_code: bool = 
 def _blank(found: re.Match[str]) -> str:
     """White space for a tag, unless it is the name of somebody who speaks in a chat, or an address."""
     is_name = re.match(r"<[\w .-]{1,32}>$", found[0]) and re.search(
-        r"(?:^|\n)[ \t]*$", found.string[max(0, found.start() - 80) : found.start()]
+        r"(?:^|\n)[ \t]*(?:\[[^\]\n]{1,30}\][ \t]*)?$", found.string[max(0, found.start() - 80) : found.start()]
     )
     is_closed = f"</{found[0][1:-1]}>" in found.string[found.end() : found.end() + 400]
     if is_name and not is_closed and re.match(r"[ \t]+\S", found.string[found.end() : found.end() + 4]):

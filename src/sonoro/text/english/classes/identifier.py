@@ -57,7 +57,8 @@ def _is_unit_like(name: str) -> bool:
     return (
         _PREFIX.match(name) is not None
         or re.search(
-            r"^\d+[sk]$|^\d+(?:st|nd|rd|th)-|\d(?:st|nd|rd|th|ST|ND|RD|TH|am|pm|AM|PM)$|-\d+s$|-old$|^\d{1,2}[ap]m-",
+            r"^\d+[sk]$|^\d+x\d+-|^\d+(?:st|nd|rd|th)-|\d(?:st|nd|rd|th|ST|ND|RD|TH|am|pm|AM|PM)$|-\d+s$|-old$"
+            r"|^\d{1,2}[ap]m-",
             name,
         )
         is not None

@@ -16,7 +16,7 @@ STARTS = ("digit", "sign", "letter")
 _SYMBOL = r"(?:sq\.? ?(?:ft|m|km|mi)\.?|cu ft|ft-lb|°\s[CF](?![A-Za-z])|[A-Za-zμΩÅ°%‰¢]{1,5})"
 _POWER = r"(?:[²³]|\^[23]|(?<=[a-zA-Z])[23](?!\d))"
 _AMOUNT = (
-    rf"(?P<number>{NUMBER}(?:\s?/\s?\d+(?=\s?(?:lbs?|cups?|tsp|tbsp|in|ft|mi|oz|kg)\b))?)(?:[\s-](?P<fraction>\d/\d{{1,2}}))?(?P<vulgar>[½¼¾⅓⅔⅛])?"
+    rf"(?P<number>{NUMBER}(?:\s?/\s?\d+(?=\s?(?:lbs?|cups?|c\.|tsp|tbsp|in|ft|mi|oz|kg)(?!\w)))?)(?:[\s-](?P<fraction>\d/\d{{1,2}}))?(?P<vulgar>[½¼¾⅓⅔⅛])?"
     rf"(?:\s(?P<scale>{SCALE}))?"
 )
 _RANGE = rf"(?:(?P<low>{NUMBER})(?P<symbol0>\s?(?:%|°[CF]?)|[a-z]{{1,3}}(?=(?:-|–)\d))?\s?(?P<by>-|–|—|x|×|to)\s?)?"
@@ -45,6 +45,7 @@ _PARTS = {"½": "12", "¼": "14", "¾": "34", "⅓": "13", "⅔": "23", "⅛": "
 _SECONDS = re.compile(
     r"\s(?:timeouts?|delay|wait|interval|timer|limit|window|clips?|videos?|ads?|spots?|later|each|apart|elapsed)\b"
 )
+_RATE = re.compile(r"(?P<things>[a-z]{3,12}s)(?P<per>/)(?P<under>s|sec|min|h|hr|day|week|month|year)(?!\w)")
 _POWERS = {"²": "square", "2": "square", "³": "cubic", "3": "cubic"}
 _SHORT_WORDS = listed("in a at as am pm do me us to or by no it is be we he bar mil mo ha pt cal sec")
 _JOINED = re.compile(r"[\w/]$")
@@ -55,6 +56,9 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     if text[at].isalpha():
         if (found := _BARE.match(text, at)) and not _JOINED.search(context) and (said := _bare(found)):
             yield whole(found, SURE / 2, said)
+        if (found := _RATE.match(text, at)) and not _JOINED.search(context):
+            time = unit(found["under"]) or (found["under"],) * 2
+            yield pieces(found, SURE, (found["things"], "things"), ("per", "per"), (time[0], "under"))
         return
     is_sign = not text[at].isdecimal()
     found = _VULGAR.match(text, at) if is_sign else None
@@ -144,6 +148,8 @@ def _is_unit(text: str, found: re.Match[str], symbol: str, *, is_close: bool) ->
             return "." in found["number"] or before(text, found.start(), 2) == "= "
         is_decade = found["number"].endswith("0") and "." not in found["number"]
         return found["by"] not in ("x", "×") and (not is_decade or bool(_SECONDS.match(after(text, found.end()))))
+    if symbol == "c":
+        return bool(found["dot"]) and not is_close
     if symbol in _LETTERS and not found["under"]:
         is_electric = symbol in "AKN" and not is_close and _AFTER_LETTER.match(after(text, found.end()))
         return bool(is_electric) and not _LABELLED.search(before(text, found.start()))
@@ -178,6 +184,7 @@ EXAMPLES = (
     ("41,459.00 km³", "forty one thousand four hundred and fifty nine point zero zero cubic kilometers."),
     ("3 mbps", "three megabits per second."),
     ("in km/h or m²", "in kilometers per hour or square meters."),
+    ("½ tsp. salt, 1 c. milk, 10k jobs/s", "one half teaspoon salt, one cup milk, ten thousand jobs per second."),
     ("12st 7lb", "twelve stone seven pounds."),
     ("1/2 tsp, ¼ tsp", "one half teaspoon, one quarter teaspoon."),
     ("6 N·m, 5 L/100 km", "six newton meters, five liters per one hundred kilometers."),

@@ -49,11 +49,12 @@ _SMALL_COIN = re.compile(
     r"|(?<=[£$]\d, )(?P<amount2>\d{1,2})(?P<sign2>[pc])(?!\w)"
 )
 _PER = re.compile(
-    r"\s?/\s?(?P<per>mo|month|yr|year|wk|week|d|day|hr|hour|h|min|minute|s|sec|lb|kg|oz|gal|gallon|L|l|mi|km|person|night|user|seat|unit|GB|kWh|share|barrel|ton)(?![\w])"
+    r"\s?/\s?(?P<per>mo|month|yr|year|wk|week|d|day|hr|hour|h|min|minute|s|sec|lb|kg|oz|gal|gallon|L|l|mi|km|person|night|user|seat|unit|GB|kWh|share|barrel|bbl|ton)(?![\w])"
 )
 _PERIODS = pairs(
-    "mo = month | yr = year | wk = week | d = day | hr = hour | h = hour | min = minute | s = second | sec = second | "
-    "lb = pound | kg = kilogram | oz = ounce | gal = gallon | L = liter | l = liter | mi = mile | km = kilometer | "
+    "bbl = barrel | mo = month | yr = year | wk = week | d = day | hr = hour | h = hour | min = minute | s = second | "
+    "sec = second | lb = pound | kg = kilogram | oz = ounce | gal = gallon | L = liter | l = liter | "
+    "mi = mile | km = kilometer | "
     "GB = gigabyte | kWh = kilowatt hour"
 )
 _ARTICLE = re.compile(r"\b(?:a|an|A|An)\s$")

@@ -20,7 +20,7 @@ _PART = re.compile(
     r"(?:(?:\s?|\s?FY\s?|\s?of\s)(?P<year>(?:19|20)\d\d|'?\d\d)(?![\d%]|[.,]\d))?(?!\w)"
 )
 _FISCAL = re.compile(r"(?P<fy>FY)\s?'?(?P<year>(?:19|20)\d\d|\d\d)(?!\d)")
-_ABBREVIATED = re.compile(r"(?P<word>fl|ca|c|b|d|r|est|cir)\. ?(?=(?:1\d|20)\d\ds?\b)")
+_ABBREVIATED = re.compile(r"(?:(?P<word>fl|b|d|r|est|cir)\. ?(?=(?:1\d|20)\d\ds?\b)|(?P<about>ca?)\. ?(?=\d))")
 _ABBREVIATIONS = pairs(
     "fl = flourished | ca = circa | c = circa | cir = circa | b = born | d = died | r = reigned | est = established"
 )
@@ -40,7 +40,8 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         said, era = _era(found)
         yield pieces(found, LIKELY, era, said)
     if found := _ABBREVIATED.match(text, at):
-        yield pieces(found, SURE / 4, (_ABBREVIATIONS[found["word"]], "word"))
+        group = "word" if found["word"] else "about"
+        yield pieces(found, SURE / 4, (_ABBREVIATIONS[found[group]], group))
     if found := _FISCAL.match(text, at):
         yield pieces(found, SURE, ("F Y", "fy"), (_short_year(found["year"]), "year"))
 

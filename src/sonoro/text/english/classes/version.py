@@ -11,12 +11,12 @@ from .initialism import spell
 
 STARTS = ("digit", "letter")
 
-_STAGE = r"(?:[-.]?(?P<stage>alpha|beta|rc|dev|pre|post|a|b)[.-]?(?P<step>\d{0,4}))?(?!\w|\.\d)"
+_STAGE = r"(?:[-.]?(?P<stage>alpha|beta|rc|dev|pre|post|(?<=\d)[a-wyz])[.-]?(?P<step>\d{0,4}))?(?!\w|\.\d)"
 _DOTTED = re.compile(rf"(?P<number>\d{{1,9}}(?:\.\d{{1,9}}){{2,8}}){_STAGE}")
 _LETTER = re.compile(rf"[vV]\.?\s?(?P<number>\d{{1,6}}(?:\.\d{{1,6}}){{0,8}}){_STAGE}")
 _TWO = re.compile(r"(?P<major>\d{1,3})\.(?P<minor>\d{2,3})(?![\d]|\.\d)")
 _NAMED = re.compile(
-    r"(?:Python|Ubuntu|iOS|macOS|Android|Node|Java|Kernel|Linux|Windows|PyTorch|Django|Rails|Go|Rust|[Vv]ersions?|Release|release)\s$"
+    r"(?:Python|PyPy|Ubuntu|iOS|macOS|Android|Node|Java|Kernel|Linux|Windows|PyTorch|Django|Rails|Go|Rust|[Vv]ersions?|Release|release)\s$"
 )
 _WIRELESS = re.compile(r"802\.(?P<part>\d{1,2})(?P<letters>[a-z]{1,2})(?!\w|\.\d)")
 """The IEEE's standards."""
