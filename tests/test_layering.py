@@ -85,6 +85,7 @@ DYNAMIC = {
     ("models.voxcpm2.official", "import_module('transformers')"): "official code needs it first",
     ("models.voxcpm2.official", "import_module('voxcpm.model.voxcpm2')"): "official code",
     ("text.english.classes.units", "import_module('babel')"): "only an amount needs its names",
+    ("text.english.numbers", "import_module('num2words')"): "it loads every language; only a number needs it",
     ("text.english.reader", "import_module('sonoro.text.english.classes')"): "their patterns take a tenth of a second",
     ("text.structure.markdown", "import_module('markdown_it')"): "only a text with marks needs it",
     ("text.structure.markdown", "import_module('markdown_it.rules_block')"): "only a text with marks needs it",

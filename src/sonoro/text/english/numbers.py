@@ -3,9 +3,9 @@
 Numbers arrive as written: ASCII digits, with commas between groups and a decimal point where they have one.
 """
 
-from functools import lru_cache
-
-from num2words import num2words
+from collections.abc import Callable
+from functools import cache, lru_cache
+from importlib import import_module
 
 LARGEST_DIGITS = 33
 """Longer runs of digits are read digit by digit; num2words names no larger number."""
@@ -28,7 +28,7 @@ def cardinal(number: str) -> str:
     longest = LARGEST_DIGITS if "," in number else LARGEST_BARE_DIGITS
     if (plain.startswith("0") and len(plain) > 1) or len(plain) > longest:
         return digits(plain)
-    return _plain(num2words(int(plain)))
+    return _words(int(plain))
 
 
 def decimal(number: str) -> str:
@@ -45,7 +45,7 @@ def ordinal(number: str) -> str:
     plain = number.replace(",", "")
     if len(plain) > LARGEST_BARE_DIGITS:
         return digits(plain) + "th"
-    return _plain(num2words(int(plain), to="ordinal"))
+    return _words(int(plain), "ordinal")
 
 
 @lru_cache(1024)
@@ -56,7 +56,7 @@ def year(number: str) -> str:
         return f"oh {_DIGITS[value]}" if number[0] == "0" else cardinal(number)
     if value < 1000 and value >= 100:
         return grouped(str(value))
-    return _plain(num2words(value, to="year")).replace("oh-", "oh ")
+    return _words(value, "year").replace("oh-", "oh ")
 
 
 def decade(number: str) -> str:
@@ -81,5 +81,12 @@ def count(number: str, one: str, many: str) -> str:
     return f"{decimal(number)} {one if number == '1' else many}"
 
 
-def _plain(words: str) -> str:
-    return str(words).replace(",", "").replace("-", " ")
+@cache
+def _num2words() -> Callable[..., str]:
+    # Imported when the first number is read: it loads every language it has.
+    made: Callable[..., str] = import_module("num2words").num2words
+    return made
+
+
+def _words(value: int, to: str = "cardinal") -> str:
+    return _num2words()(value, to=to).replace(",", "").replace("-", " ")

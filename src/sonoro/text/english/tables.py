@@ -1,5 +1,7 @@
 """How tables of words are written: as one string, so that many fit on a line."""
 
+MONTHS = "January February March April May June July August September October November December".split()  # noqa: SIM905
+
 
 def listed(text: str) -> frozenset[str]:
     """The words of `text`, which are separated by white space."""

@@ -3,10 +3,10 @@
 import re
 from collections.abc import Callable
 
-from sonoro.text.english.classes.date import MONTHS
 from sonoro.text.english.numbers import decimal, digits, ordinal, year
 from sonoro.text.english.reader import read
 from sonoro.text.english.signs import read_sign
+from sonoro.text.english.tables import MONTHS
 
 _INTEGER = re.compile(r"([+-]?)(\d{1,3}(?:,\d{3})+|\d{1,33})")
 _NUMBER = re.compile(r"([+-]?)(\d[\d,]{0,40}(?:\.\d{1,33})?|\.\d{1,33})")

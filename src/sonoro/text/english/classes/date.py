@@ -5,13 +5,12 @@ from collections.abc import Iterator
 
 from sonoro.text.english.line import LIKELY, SURE, Candidate, Piece, after, before
 from sonoro.text.english.numbers import ordinal, year
-from sonoro.text.english.tables import pairs
+from sonoro.text.english.tables import MONTHS, pairs
 
 from .common import pieces, whole
 
 STARTS = ("digit", "letter")
 
-MONTHS = "January February March April May June July August September October November December".split()  # noqa: SIM905
 _NUMBER_OF = {part.lower(): number for number, name in enumerate(MONTHS) for part in (name, name[:3], name[:4])}
 DAYS = pairs(
     "mon = Monday | tue = Tuesday | tues = Tuesday | tu = Tuesday | wed = Wednesday | thu = Thursday | "
