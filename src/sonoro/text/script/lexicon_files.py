@@ -1,10 +1,10 @@
 """Reads lexicons: PLS, JSON rules (ours, ElevenLabs', Cartesia's) and lists of `word=alias`. Writes PLS."""
 
+import html
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 from xml.parsers import expat
-from xml.sax.saxutils import escape
 
 import msgspec
 
@@ -151,9 +151,8 @@ def written_pls(rules: Sequence[Rule], language: str = "en") -> str:
     lexemes = []
     for rule in rules:
         kind, said = ("alias", rule.alias) if rule.phonemes is None else ("phoneme", rule.phonemes)
-        lexemes.append(
-            f"<lexeme><grapheme>{escape(rule.text)}</grapheme><{kind}>{escape(said or '')}</{kind}></lexeme>"
-        )
+        written, said = html.escape(rule.text), html.escape(said or "")
+        lexemes.append(f"<lexeme><grapheme>{written}</grapheme><{kind}>{said}</{kind}></lexeme>")
     head = '<?xml version="1.0" encoding="UTF-8"?>\n<lexicon version="1.0" alphabet="ipa" xml:lang="{}" '
     space = 'xmlns="http://www.w3.org/2005/01/pronunciation-lexicon">'
     return head.format(language) + space + "\n" + "\n".join(lexemes) + "\n</lexicon>\n"
