@@ -195,7 +195,9 @@ def test_answers_that_are_held_have_room_together_and_give_it_back(tmp_path: Pat
 
 
 def test_an_item_that_takes_more_than_it_could_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SpeechFactory, "max_audio_bytes", lambda self, body: 4000 if body.input == LONG else 100_000)
+    monkeypatch.setattr(
+        SpeechFactory, "max_audio_bytes", lambda self, body, *_: 4000 if body.input == LONG else 100_000
+    )
 
     async def ask() -> None:
         async with serving() as server:
@@ -231,7 +233,7 @@ def test_one_json_object_is_limited_as_a_batch_is(monkeypatch: pytest.MonkeyPatc
                 answer = await server.speak("Some words.", **fields)
                 assert answer.status_code == 200
                 assert len(answer.content) <= 150_000
-            monkeypatch.setattr(SpeechFactory, "max_audio_bytes", lambda self, body: 4000)
+            monkeypatch.setattr(SpeechFactory, "max_audio_bytes", lambda self, body, *_: 4000)
             cut = await server.speak("Some words.", **fields)
             assert (cut.status_code, cut.json()["error"]["code"]) == (413, "answer_too_large")
             assert "input: its audio takes more than 4000 bytes" in cut.text

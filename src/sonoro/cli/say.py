@@ -231,7 +231,7 @@ def _until_terminated() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _signals_wait() -> Iterator[None]:
-    """Defer SIGINT and SIGTERM to the end of the block, so that an existing file is only replaced by one with audio."""
+    """Defer SIGINT and SIGTERM to the end of the block, so that a write is whole or not begun."""
     came = list[int]()
     try:
         with _handling(lambda number, frame: came.append(number), signal.SIGINT, signal.SIGTERM):
@@ -268,7 +268,8 @@ def _speak_into(speaker: TTS, request: SpeechRequest, options: Any, format: str,
 
             def take(piece: AudioPiece) -> None:
                 nonlocal audio_s
-                with contextlib.nullcontext() if writers else _signals_wait():
+                # An encoder's callback would swallow what a signal raises. stdout may have to wait for its reader.
+                with contextlib.nullcontext() if writers and out == STDOUT else _signals_wait():
                     writer().write(piece.samples)
                 audio_s += piece.duration_s
                 words.extend(piece.words or ())

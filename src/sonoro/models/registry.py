@@ -152,11 +152,14 @@ def _find(model: str | Path | None, *, is_dummy: bool) -> _Source:
         raise CheckpointNotFound(f"{model} is not a folder; a checkpoint is a folder with config.json in it")
     if isinstance(model, str) and _HUB_ID.fullmatch(model):
         return _from_hub(model, is_dummy=is_dummy)
-    hub_ids = ", ".join(hub_id for family in FAMILIES for hub_id in family.configurations.values())
-    raise CheckpointNotFound(
-        f"there is no folder {str(model)!r}; known models: {BUILTIN}; on the hub: {hub_ids}; "
-        f"with random weights: {', '.join(names()[1:])}"
-    )
+    hub_ids = ", ".join(_some([*family.configurations.values()]) for family in FAMILIES)
+    dummies = ", ".join(_some([*family.configurations]) for family in FAMILIES)
+    known = f"known models: {BUILTIN}; on the hub: {hub_ids}; with random weights: {dummies}"
+    raise CheckpointNotFound(f"there is no folder {str(model)!r}; {known}")
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names) if len(names) <= 8 else f"{names[0]} and {len(names) - 1} more of its kind"
 
 
 def _builtin() -> Path:
