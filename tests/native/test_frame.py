@@ -21,11 +21,12 @@ from sonoro.models import registry
 from sonoro.models.base import Capacity
 from sonoro.models.qwen3_tts import compiled as module
 from sonoro.models.qwen3_tts.backbone import Talker
-from sonoro.models.qwen3_tts.compiled import CompiledFrame, CompiledTalker, has_known_layout
+from sonoro.models.qwen3_tts.compiled import CompiledFrame, CompiledTalker
 from sonoro.models.qwen3_tts.frame import frame
 from sonoro.models.qwen3_tts.model import Qwen3TTS
 from sonoro.models.qwen3_tts.prompt import TalkerPrompt
 from sonoro.models.qwen3_tts.state import FrameState, admit, allocate, stage
+from sonoro.models.shared.compiled import has_known_layout, linear_layers
 from sonoro.native import build
 from sonoro.native.library import BLOCK, Codec, CompiledCode, Frame
 from sonoro.nn.linear import Linear
@@ -204,7 +205,7 @@ def test_a_quantised_model_has_a_compiled_step_where_bytes_are_read_fast(library
                 stored, layer.scale = quantize(layer.weight.data, "int8")
                 layer.weight.requires_grad_(False)
                 layer.weight.data = stored
-    assert has_known_layout(talker, library) == library.packs
+    assert has_known_layout(linear_layers(talker), library) == library.packs
     if not library.packs:
         return
     prompt = random_prompt(40, controls(seed=2, max_frames=10))

@@ -4,40 +4,9 @@
  * Everything is a pointer into the tensors of the model and of its state by slot. Nothing is allocated (but by qsort, for
  * top-p), and nothing is kept between calls but what is in those tensors. */
 
-#include "kernels.h"
+#include "stack.h"
 
 #include <stdlib.h>
-
-/* A decoder layer with RMS norms of the heads, and its part of a paged cache [pages, page positions, kv heads, D]. */
-typedef struct {
-    Product qkv, out, gate_up, down;
-    const float *input_norm, *query_norm, *key_norm, *inner_norm;
-    float *keys, *values;
-    const int64_t *watched; /* query heads whose attention is recorded, [watched_count] */
-    int64_t watched_count;
-} Layer;
-
-typedef struct {
-    const Layer *layers;
-    const float *norm, *cos, *sin; /* cos and signed sin by position, [positions, D] */
-    const int32_t *page_table;     /* [slots, pages per slot] */
-    int64_t pages_per_slot, page_positions;
-    int64_t count, width, inner, heads, kv_heads, head_width;
-    float eps;
-} Stack;
-
-/* Attention of the watched heads to a span of positions, `out` [slots, heads, columns], as `sonoro.nn.watch`. */
-typedef struct {
-    const int64_t *spans; /* start and count by slot */
-    float *out;
-    int64_t heads, columns;
-} Watch;
-
-/* Room for intermediate results of `rows` rows. */
-typedef struct {
-    float *x, *normed, *wide, *inner, *attended, *scores, *logits, *hidden;
-    int64_t *slots, *positions;
-} Room;
 
 typedef struct {
     Stack backbone, depth;
@@ -59,120 +28,14 @@ typedef struct {
     int64_t frames_stride, text_stride;
 } Frame;
 
-/* A row of sonoro.runtime.sampling: how codes are sampled, and random numbers addressed. */
-typedef struct {
-    int64_t seed, segment, max_frames, top_k, is_greedy, ignore_end;
-    float temperature, top_p, penalty, unused;
-} Controls;
-
 /* What this library was compiled from, for build.py to find in it. */
 __attribute__((used)) static const char sources[] = SONORO_SOURCES;
 
 EXPORT int64_t sonoro_frame_bytes(void) { return sizeof(Frame); }
 
-/* The place of `position` of a slot with `pages` in a layer's cache. */
-static inline int64_t place_of(const Stack *stack, const int32_t *pages, int64_t position) {
-    return (pages[position / stack->page_positions] * stack->page_positions + position % stack->page_positions)
-         * stack->kv_heads * stack->head_width;
-}
-
-/* Record a watched head's attention, whose `scores` [position + 1] come before the softmax, over the slot's span alone. */
-static void record(const Watch *watch, int64_t row, int64_t slot, const float *scores, int64_t position) {
-    float *out = watch->out + (slot * watch->heads + row) * watch->columns;
-    const int64_t start = watch->spans[2 * slot], count = watch->spans[2 * slot + 1];
-    int64_t live = position + 1 - start < count ? position + 1 - start : count;
-    live = live < 0 ? 0 : live > watch->columns ? watch->columns : live;
-    if (live) {
-        memcpy(out, scores + start, live * sizeof *out);
-        softmax(out, live);
-    }
-    memset(out + live, 0, (watch->columns - live) * sizeof *out);
-}
-
-/* Attention of the query heads in `qkv`, a new position of one slot, to that position and all before it. */
-static void attend(const Stack *stack, const Layer *layer, float *qkv, int64_t slot, int64_t position, const Watch *watch,
-                   int64_t first_watched, float *scores, float *out) {
-    const int64_t width = stack->head_width, heads = stack->heads, kv_heads = stack->kv_heads, group = heads / kv_heads;
-    const int32_t *pages = stack->page_table + slot * stack->pages_per_slot;
-    const float *cos = stack->cos + position * width, *sin = stack->sin + position * width, scale = 1 / sqrtf((float)width);
-    const int64_t own = place_of(stack, pages, position), size = stack->page_positions;
-    for (int64_t head = 0; head < heads + kv_heads; head++) {
-        float *of = qkv + head * width;
-        rms_norm(of, head < heads ? layer->query_norm : layer->key_norm, stack->eps, width, of);
-        rotate(of, cos, sin, width);
-    }
-    memcpy(layer->keys + own, qkv + heads * width, kv_heads * width * sizeof *qkv);
-    memcpy(layer->values + own, qkv + (heads + kv_heads) * width, kv_heads * width * sizeof *qkv);
-    for (int64_t head = 0; head < heads; head++) {
-        const float *query = qkv + head * width;
-        const int64_t offset = head / group * width, stride = kv_heads * width;
-        for (int64_t begin = 0; begin <= position; begin += size) {
-            const float *keys = layer->keys + place_of(stack, pages, begin) + offset;
-            const int64_t live = position + 1 - begin < size ? position + 1 - begin : size;
-            for (int64_t i = 0; i < live; i++) scores[begin + i] = scale * dot(query, keys + i * stride, width);
-        }
-        for (int64_t i = 0; watch && i < layer->watched_count; i++)
-            if (layer->watched[i] == head) record(watch, first_watched + i, slot, scores, position);
-        softmax(scores, position + 1);
-        float *restrict to = out + head * width;
-        memset(to, 0, width * sizeof *to);
-        for (int64_t begin = 0; begin <= position; begin += size) {
-            const float *values = layer->values + place_of(stack, pages, begin) + offset;
-            const int64_t live = position + 1 - begin < size ? position + 1 - begin : size;
-            for (int64_t i = 0; i < live; i++)
-                for (int64_t d = 0; d < width; d++) to[d] += scores[begin + i] * values[i * stride + d];
-        }
-    }
-}
-
-/* Run `count` rows of `room->x`, at `positions` of `slots`, through all layers and the final norm: into `room->normed`. Rows
- * of one slot are in order of positions. With `fills_cache`, only keys and values are of use. */
-static void run_stack(const Stack *stack, const Room *room, int64_t count, const int64_t *slots, const int64_t *positions,
-                      const Watch *watch, bool fills_cache) {
-    const int64_t width = stack->width, inner = stack->inner, wide = (stack->heads + 2 * stack->kv_heads) * stack->head_width;
-    int64_t first_watched = 0;
-    for (int64_t index = 0; index < stack->count; index++) {
-        const Layer *layer = stack->layers + index;
-        for (int64_t i = 0; i < count; i++)
-            rms_norm(room->x + i * width, layer->input_norm, stack->eps, width, room->normed + i * width);
-        multiply(&layer->qkv, room->normed, count, room->wide);
-        for (int64_t i = 0; i < count; i++)
-            attend(stack, layer, room->wide + i * wide, slots[i], positions[i], watch, first_watched, room->scores,
-                   room->attended + i * stack->heads * stack->head_width);
-        if (fills_cache && index == stack->count - 1) return;
-        first_watched += layer->watched_count;
-        multiply(&layer->out, room->attended, count, room->normed);
-        add(room->x, room->normed, count * width);
-        for (int64_t i = 0; i < count; i++)
-            rms_norm(room->x + i * width, layer->inner_norm, stack->eps, width, room->normed + i * width);
-        multiply(&layer->gate_up, room->normed, count, room->wide);
-        for (int64_t i = 0; i < count; i++) {
-            const float *restrict gate = room->wide + 2 * i * inner, *restrict up = gate + inner;
-            float *restrict to = room->inner + i * inner;
-#pragma omp simd
-            for (int64_t d = 0; d < inner; d++) to[d] = gate[d] / (1 + exp_of(-gate[d])) * up[d];
-        }
-        multiply(&layer->down, room->inner, count, room->normed);
-        add(room->x, room->normed, count * width);
-    }
-    for (int64_t i = 0; i < count; i++)
-        rms_norm(room->x + i * width, stack->norm, stack->eps, width, room->normed + i * width);
-}
-
-/* Gumbel noise of `id`, addressed as in sonoro.ops.sample: Philox4x32-10 of (id / 4, book, frame, segment), keyed by seed. */
+/* Gumbel noise of `id`, addressed as in sonoro.ops.sample. */
 static float gumbel(const Controls *controls, int64_t book, int64_t frame, int64_t id) {
-    uint32_t a = (uint32_t)(id / 4), b = (uint32_t)book, c = (uint32_t)frame, d = (uint32_t)controls->segment;
-    uint32_t left = (uint32_t)controls->seed, right = (uint32_t)((uint64_t)controls->seed >> 32);
-    for (int round = 0; round < 10; round++, left += 0x9E3779B9u, right += 0xBB67AE85u) {
-        const uint64_t first = (uint64_t)a * 0xD2511F53u, second = (uint64_t)c * 0xCD9E8D57u;
-        a = (uint32_t)(second >> 32) ^ b ^ left;
-        c = (uint32_t)(first >> 32) ^ d ^ right;
-        b = (uint32_t)second;
-        d = (uint32_t)first;
-    }
-    const uint32_t words[4] = {a, b, c, d};
-    const float uniform = ((float)(words[id % 4] >> 9) + 0.5f) * 0x1p-23f;
-    return -logf(-logf(uniform));
+    return -logf(-logf(uniform(controls, book, frame, id)));
 }
 
 /* In ascending order, NaN last. */

@@ -214,6 +214,28 @@ static inline void rms_norm(const float *x, const float *weight, float eps, int6
     for (int64_t i = 0; i < count; i++) y[i] = x[i] * factor * weight[i];
 }
 
+/* `y` = `x` less its mean, over its standard deviation, times `weight`, plus `bias`; `y` may be `x`. */
+static inline void layer_norm(const float *x, const float *weight, const float *bias, float eps, int64_t count, float *y) {
+    float sum = 0, square = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < count; i++) sum += x[i];
+    const float mean = sum / (float)count;
+#pragma omp simd reduction(+ : square)
+    for (int64_t i = 0; i < count; i++) square += (x[i] - mean) * (x[i] - mean);
+    const float factor = 1 / sqrtf(square / (float)count + eps);
+#pragma omp simd
+    for (int64_t i = 0; i < count; i++) y[i] = (x[i] - mean) * factor * weight[i] + bias[i];
+}
+
+/* `y` [rows, count]: the LayerNorm of each row of `x`, or without a `bias` its RMS norm. */
+static inline void norm_rows(const float *x, int64_t rows, const float *weight, const float *bias, float eps, int64_t count,
+                             float *y) {
+    for (int64_t i = 0; i < rows * count; i += count) {
+        if (bias) layer_norm(x + i, weight, bias, eps, count, y + i);
+        else rms_norm(x + i, weight, eps, count, y + i);
+    }
+}
+
 static inline void add(float *restrict to, const float *restrict from, int64_t count) {
 #pragma omp simd
     for (int64_t i = 0; i < count; i++) to[i] += from[i];
@@ -238,6 +260,24 @@ static inline float exp_of(float x) {
     float power;
     memcpy(&power, &bits, sizeof power);
     return sum * power;
+}
+
+static inline void silu(float *x, int64_t count) {
+#pragma omp simd
+    for (int64_t i = 0; i < count; i++) x[i] = x[i] / (1 + exp_of(-x[i]));
+}
+
+/* `y` [count] = silu of the first half of `x` [2 * count], times the second. */
+static inline void gate(const float *x, int64_t count, float *restrict y) {
+#pragma omp simd
+    for (int64_t i = 0; i < count; i++) y[i] = x[i] / (1 + exp_of(-x[i])) * x[count + i];
+}
+
+/* GELU in its tanh form: x * (1 + tanh z) / 2 is x / (1 + e^(-2 z)). */
+static inline void gelu_tanh(float *x, int64_t count) {
+#pragma omp simd
+    for (int64_t i = 0; i < count; i++)
+        x[i] = x[i] / (1 + exp_of(-1.59576912f * (x[i] + 0.044715f * x[i] * x[i] * x[i])));
 }
 
 /* Rotary embedding of one head `x` [D], whose pairs are (i, i + D / 2); `sin` is negated in its first half. */

@@ -34,19 +34,19 @@ class Product(Structure):
 
 
 class Layer(Structure):
-    """`Layer` of frame.c, as are the structures below."""
+    """`Layer` of stack.h, as are the structures below."""
 
     _fields_ = [
         *((name, Product) for name in ("qkv", "out", "gate_up", "down")),
-        *((name, c_void_p) for name in ("input_norm", "query_norm", "key_norm", "inner_norm", "keys", "values")),
-        ("watched", c_void_p), ("watched_count", c_int64),
+        *((name, c_void_p) for name in ("input_norm", "query_norm", "key_norm", "inner_norm", "input_bias")),
+        *((name, c_void_p) for name in ("inner_bias", "keys", "values", "watched")), ("watched_count", c_int64),
     ]  # fmt: skip
 
 
 class Stack(Structure):
     _fields_ = [
         ("layers", POINTER(Layer)),
-        *((name, c_void_p) for name in ("norm", "cos", "sin", "page_table")),
+        *((name, c_void_p) for name in ("norm", "bias", "cos", "sin", "page_table")),
         *((name, c_int64) for name in ("pages_per_slot", "page_positions")),
         *((name, c_int64) for name in ("count", "width", "inner", "heads", "kv_heads", "head_width")),
         ("eps", c_float),
@@ -63,6 +63,8 @@ class Room(Structure):
 
 
 class Frame(Structure):
+    """`Frame` of frame.c."""
+
     _fields_ = [
         ("backbone", Stack), ("depth", Stack), ("watch", Watch), ("room", Room),
         ("head", Product), ("projection", Product), ("depth_heads", POINTER(Product)),
@@ -84,17 +86,30 @@ class Conv(Structure):
     ]
 
 
+class WindowLayer(Structure):
+    """`WindowLayer` of window.h."""
+
+    _fields_ = [
+        *((name, Conv) for name in ("qkv", "out", "gate_up", "down")),
+        *((name, c_void_p) for name in ("input_norm", "inner_norm", "out_scale", "down_scale")),
+        *((name, c_void_p) for name in ("input_bias", "inner_bias", "ring")),
+    ]
+
+
+class Windows(Structure):
+    """`Windows` of window.h."""
+
+    _fields_ = [
+        ("layers", POINTER(WindowLayer)), ("frequencies", c_void_p), ("seen", c_void_p),
+        *((name, c_int64) for name in ("count", "width", "heads", "kv_heads", "head_width", "window")),
+        ("eps", c_float),
+    ]  # fmt: skip
+
+
 class Snake(Structure):
     """`Snake` of codec.c, as are the structures below."""
 
     _fields_ = [("rate", c_void_p), ("scale", c_void_p)]
-
-
-class WindowLayer(Structure):
-    _fields_ = [
-        *((name, Conv) for name in ("qkv", "out", "gate_up", "down")),
-        *((name, c_void_p) for name in ("input_norm", "inner_norm", "out_scale", "down_scale", "ring")),
-    ]
 
 
 class UpLayer(Structure):
@@ -118,12 +133,10 @@ class Codec(Structure):
     _fields_ = [
         ("tables", c_void_p), ("books", c_int64), ("codes", c_int64),
         *((name, Conv) for name in ("before", "input", "output", "first", "last")),
-        ("layers", POINTER(WindowLayer)), ("norm", c_void_p), ("frequencies", c_void_p),
+        ("windows", Windows), ("norm", c_void_p),
         ("ups", POINTER(UpLayer)), ("blocks", POINTER(Block)), ("snake", Snake), ("seen", c_void_p),
         ("room", c_void_p * ROOMS),
-        *((name, c_int64) for name in ("layer_count", "up_count", "block_count")),
-        *((name, c_int64) for name in ("heads", "kv_heads", "head_width", "window")),
-        ("eps", c_float), ("norm_eps", c_float),
+        ("up_count", c_int64), ("block_count", c_int64), ("norm_eps", c_float),
     ]  # fmt: skip
 
 

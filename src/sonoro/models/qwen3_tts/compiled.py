@@ -7,16 +7,22 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from sonoro.native.library import CompiledCode, Frame, Layer, Product, Room, Stack, Watch, load
-from sonoro.nn.kvcache import PackedTokens, PagedKVCache
+from sonoro.models.shared.compiled import (
+    Addresses,
+    PackedWeights,
+    has_known_layout,
+    linear_layers,
+    room_of,
+    stack_of,
+)
+from sonoro.native.library import CompiledCode, Frame, Product, Watch, load
+from sonoro.nn.kvcache import PackedTokens
 from sonoro.nn.linear import Linear
-from sonoro.nn.transformer import DecoderLayer, DecoderStack, Rotary
 from sonoro.runtime.memory import compact_heap
 from sonoro.runtime.threads import is_small
 
@@ -31,18 +37,12 @@ MOST_SLOTS = 64
 2.2, 8.3, 15.8, 31.5 and 46.3; in torch 31.6, 44.4, 53.6, 63.5 and 72.8."""
 
 
-class CompiledTalker:
+class CompiledTalker(PackedWeights):
     """The weights of a finalized talker for the compiled code, packed once for all states."""
 
     def __init__(self, talker: Talker, library: CompiledCode) -> None:
-        self.library, self.talker = library, talker
-        self._kept: list[Any] = []
-        self._products = {
-            id(part): self._product(part)
-            for root in (talker.model, talker.codec_head, talker.code_predictor)
-            for part in root.modules()
-            if isinstance(part, Linear)
-        }
+        super().__init__(library, (talker.model, talker.codec_head, talker.code_predictor))
+        self.talker = talker
 
     @classmethod
     def of(cls, talker: Talker) -> CompiledTalker | None:
@@ -51,41 +51,12 @@ class CompiledTalker:
         if talker.device.type != "cpu" or not is_small(talker):
             return None
         library = load()
-        if library is None or not has_known_layout(talker, library):
+        is_known = talker.text_table is not None and talker.dtype == torch.float32
+        if library is None or not is_known or not has_known_layout(linear_layers(talker), library):
             logger.info("event=decode_step code=torch")
             return None
         with compact_heap():
             return cls(talker, library)
-
-    def product(self, part: Linear) -> Product:
-        return self._products[id(part)]
-
-    def _product(self, part: Linear) -> Product:
-        bias = None if part.bias is None else part.bias.data_ptr()
-        shape = (bias, *part.weight.shape)
-        packed = self.library.pack(part.weight.data, part.scale)
-        if packed is None:
-            return Product(part.weight.data_ptr(), None, None, *shape)
-        self._kept.append(packed)
-        if part.scale is None:
-            # The same numbers in a quarter of the memory, for what runs in torch after all.
-            weight, part.scale = packed
-            part.weight.requires_grad_(False)
-            part.weight.data = weight.transpose(1, 2).flatten(0, 1)[: len(part.weight)].contiguous()
-        return Product(None, *(tensor.data_ptr() for tensor in packed), *shape)
-
-
-def has_known_layout(talker: Talker, library: CompiledCode) -> bool:
-    """Whether `library` knows the layout of `talker`: float32, or int8 where it is fast, with a table of all text."""
-    parts = [part for part in talker.modules() if isinstance(part, Linear)]
-    return (
-        talker.text_table is not None
-        and talker.dtype == torch.float32
-        and all(
-            part.weight.t().is_contiguous() if part.scale is None else library.packs and part.weight.dtype == torch.int8
-            for part in parts
-        )
-    )
 
 
 class CompiledFrame:
@@ -94,7 +65,8 @@ class CompiledFrame:
     most = MOST_SLOTS
 
     def __init__(self, compiled: CompiledTalker, state: FrameState) -> None:
-        talker, self._kept = compiled.talker, list[Any]([compiled])
+        talker, self._addresses = compiled.talker, Addresses(compiled)
+        self._at = self._addresses.at
         self._code, self._talker, self._state = compiled.library, talker, state
         books, rows = talker.codebooks, 2 * self.most
         self._codes = torch.zeros(self.most, books, dtype=torch.int64)
@@ -102,9 +74,14 @@ class CompiledFrame:
         self._frame = Frame()
         self._give(state, talker)
         frame, predictor = self._frame, talker.code_predictor
-        frame.backbone = self._stack(compiled, talker.model, state.cache, state.rotary, state)
-        frame.depth = self._stack(compiled, predictor.model, state.loop, state.loop_rotary, None)
-        frame.room = self._room(talker, rows, state.rotary[0].shape[0])
+        given = compiled, self._addresses
+        frame.backbone = stack_of(*given, talker.model, state.cache, state.rotary, state.watch)
+        frame.depth = stack_of(*given, predictor.model, state.loop, state.loop_rotary)
+        stacks = talker.model.config, predictor.model.config
+        logits = max(talker.config.vocab_size, talker.config.code_predictor_config.vocab_size)
+        width = max(config.width for config in stacks)
+        positions = state.rotary[0].shape[0]
+        frame.room = room_of(self._addresses, stacks, rows, positions=positions, logits=logits, hidden=width)
         frame.head = compiled.product(talker.codec_head)
         if isinstance(predictor.small_to_mtp_projection, Linear):
             frame.projection = compiled.product(predictor.small_to_mtp_projection)
@@ -130,12 +107,6 @@ class CompiledFrame:
             ctypes.byref(self._frame), *(tensor.data_ptr() for tensor in given), len(rows), 2 * self.most
         )
 
-    def _at(self, tensor: Tensor) -> int:
-        """The address of `tensor`, which is kept as long as this object."""
-        assert tensor.is_contiguous()
-        self._kept.append(tensor)
-        return tensor.data_ptr()
-
     def _give(self, state: FrameState, talker: Talker) -> None:
         """Point the frame to the tables of `talker` and the tensors of `state` by slot."""
         frame, config, tables = self._frame, talker.config, talker.code_predictor.input_table
@@ -152,46 +123,3 @@ class CompiledFrame:
             setattr(frame, name, self._at(getattr(state, name)))
         frame.first_controls, frame.rest_controls = (self._at(sampler.packed) for sampler in state.samplers)
         frame.frames_stride, frame.text_stride = state.frames[0].numel(), state.text_ids.shape[1]
-
-    def _stack(
-        self, compiled: CompiledTalker, stack: DecoderStack, cache: PagedKVCache, rotary: Rotary, state: Any
-    ) -> Stack:
-        """`stack` over `cache`; the heads that `state` watches, if given, are recorded."""
-        config, watch = stack.config, None if state is None else state.watch
-        layers = (Layer * config.layers)()
-        for index, (to, layer) in enumerate(zip(layers, cast(Sequence[DecoderLayer], stack.layers), strict=True)):
-            norms = layer.self_attn.head_norms
-            assert norms.query is not None
-            assert norms.key is not None
-            to.qkv, to.out = compiled.product(layer.self_attn.qkv_proj), compiled.product(layer.self_attn.o_proj)
-            to.gate_up, to.down = compiled.product(layer.mlp.gate_up_proj), compiled.product(layer.mlp.down_proj)
-            to.input_norm, to.inner_norm = (
-                self._at(norm.weight) for norm in (layer.input_layernorm, layer.post_attention_layernorm)
-            )
-            to.query_norm, to.key_norm = self._at(norms.query), self._at(norms.key)
-            to.keys, to.values = self._at(cache.keys[index]), self._at(cache.values[index])
-            heads = None if watch is None else watch.heads.get(index)
-            if heads is not None:
-                to.watched, to.watched_count = self._at(heads), len(heads)
-        cos, sin = map(self._at, rotary)
-        return Stack(
-            layers, self._at(stack.norm.weight), cos, sin, self._at(cache.page_table),
-            cache.page_table.shape[1], cache.page_positions, config.layers, config.width, config.intermediate,
-            config.heads, config.kv_heads, config.head_width, config.norm_eps,
-        )  # fmt: skip
-
-    def _room(self, talker: Talker, rows: int, positions: int) -> Room:
-        """Room for `rows` rows at up to `positions` positions."""
-        stacks = talker.model.config, talker.code_predictor.model.config
-        width = max(config.width for config in stacks)
-        inner = max(config.intermediate for config in stacks)
-        attended = max(config.heads * config.head_width for config in stacks)
-        wide = max(2 * inner, *((config.heads + 2 * config.kv_heads) * config.head_width for config in stacks))
-        logits = max(talker.config.vocab_size, talker.config.code_predictor_config.vocab_size)
-        sizes = {
-            "x": rows * width, "normed": rows * width, "wide": rows * wide, "inner": rows * inner,
-            "attended": rows * attended, "scores": max(positions, logits), "logits": rows * logits,
-            "hidden": rows * width,
-        }  # fmt: skip
-        numbers = (torch.zeros(rows, dtype=torch.int64) for _ in range(2))
-        return Room(*(self._at(torch.zeros(sizes[name])) for name in Room.FLOATS), *map(self._at, numbers))
