@@ -27,8 +27,8 @@ from sonoro.cli.common import FAILURE, Stopped, number, read_text, show
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import InvalidReference, InvalidRequest, OutputError
 from sonoro.core.events import Fault, Word
-from sonoro.core.script import shown
 from sonoro.core.types import Finished, OptionValue, SpeechRequest
+from sonoro.text.origins import shown
 from sonoro.text.script.dialogue import dialogue, read_play
 
 if TYPE_CHECKING:

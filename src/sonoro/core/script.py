@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -18,27 +17,6 @@ class Run(NamedTuple):
     start: int
     step: int
     width: int
-
-
-def packed(origins: Iterable[Span]) -> tuple[Run, ...]:
-    """`origins` as few runs."""
-    runs: list[Run] = []
-    for start, end in origins:
-        last = runs[-1] if runs else None
-        if last is not None and end - start == last.width:
-            step = start - (last.start + (last.length - 1) * last.step)
-            if (last.length == 1 and step in (0, 1)) or (last.length > 1 and step == last.step):
-                runs[-1] = Run(last.length + 1, last.start, step, last.width)
-                continue
-        runs.append(Run(1, start, 1, end - start))
-    return tuple(runs)
-
-
-def unpacked(runs: Iterable[Run]) -> list[Span]:
-    """The origins of `runs`, one for each character."""
-    return [
-        (start + at * step, start + at * step + width) for length, start, step, width in runs for at in range(length)
-    ]
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,30 +72,3 @@ def at_speed(script: Script, speed: float) -> Script:
         return script
     lines = (msgspec.structs.replace(line, pause_s=line.pause_s * speed) for line in script.lines)
     return msgspec.structs.replace(script, lead_s=script.lead_s * speed, lines=tuple(lines))
-
-
-def shown(script: Script, source: str) -> str:
-    """`source`, from which `script` was read, as it is shown: with a null for each character of its markup."""
-    text = ["\0"] * len(source)
-    for character, (start, end) in zip(script.text, unpacked(script.origins), strict=True):
-        if start < end:
-            text[start] = character
-    return "".join(text)
-
-
-class Sent:
-    """Translates places in a text to places in the text as it was sent, by the `spans` of its characters there, which
-    may grow."""
-
-    def __init__(self, spans: Sequence[Span]) -> None:
-        self._spans = spans
-
-    def span(self, start: int, end: int) -> Span:
-        """Where characters `start` to `end` were sent."""
-        if start >= end:
-            return self.position(start), self.position(start)
-        return self._spans[start][0], self._spans[end - 1][1]
-
-    def position(self, at: int) -> int:
-        """Where character `at` was sent; behind the last if it is the end."""
-        return self._spans[at][0] if at < len(self._spans) else (self._spans[-1][1] if self._spans else 0)

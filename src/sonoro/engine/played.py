@@ -14,7 +14,8 @@ import numpy.typing as npt
 from sonoro.audio.pcm import audible as find_audible
 from sonoro.audio.pcm import from_pcm16, to_pcm16
 from sonoro.core.events import Fault, Word
-from sonoro.core.script import Line, Sent
+from sonoro.core.script import Line
+from sonoro.text.origins import Origins
 from sonoro.text.splitting import Segment
 
 if TYPE_CHECKING:
@@ -22,14 +23,14 @@ if TYPE_CHECKING:
 
 
 class Played:
-    """The audio at `sample_rate` of the lines of a script, whose written text was `sent` as it says.
+    """The audio at `sample_rate` of the lines of a script, whose written text was `sent` there.
 
     Of `segment`, if there is one, and those before, `samples` were played before it came.
 
     A pause lasts from the last audible sample before it to the first one behind it. So the silence that the model makes
     around it is left out: at the end of a line with a pause it is held until something audible follows."""
 
-    def __init__(self, sent: Sent, sample_rate: int, samples: int = 0, segment: Segment | None = None) -> None:
+    def __init__(self, sent: Origins, sample_rate: int, samples: int = 0, segment: Segment | None = None) -> None:
         self._rate, self._sent, self._segment = sample_rate, sent, segment
         self._held = np.zeros(0, np.int16)
         self._tempo: Tempo | None = None

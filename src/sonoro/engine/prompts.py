@@ -10,7 +10,7 @@ import msgspec
 
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import InvalidRequest
-from sonoro.core.script import Line, Script, Sent, unpacked
+from sonoro.core.script import Line, Script
 from sonoro.core.types import MAX_SEED, SpeechRequest
 from sonoro.engine.played import Played
 from sonoro.engine.request import Request
@@ -18,6 +18,7 @@ from sonoro.models.base import LiveTextModel, Prompt, SpeechModel, Spoken
 from sonoro.models.words import ShowsWords
 from sonoro.text.english.readable import check_readable
 from sonoro.text.live_feed import LiveFeed
+from sonoro.text.origins import Origins
 from sonoro.text.script import Delivery
 from sonoro.text.script.live import LiveScript
 from sonoro.text.splitting import (
@@ -79,7 +80,7 @@ class Prompts:
         if self._spec.text_normalizer is not None:
             check_readable(written)
         if params.script is not None:
-            request.played = Played(Sent(unpacked(params.script.origins)), self._spec.sample_rate)
+            request.played = Played(Origins(params.script.origins), self._spec.sample_rate)
             request.segments = self._lines(params, params.script)
         else:
             request.segments = placed(self._split(params)(written), 0, len(written))
@@ -97,7 +98,7 @@ class Prompts:
             asked = spoken_as(params, line)
             if script.is_plain and self._spec.text_normalizer is not None:
                 asked = msgspec.structs.replace(asked, text_format="plain")
-            origins = unpacked(line.origins)
+            origins = Origins(line.origins)
             parts = [part.through(origins) for part in self._split(asked)(line.text)]
             made = placed(parts, segments[-1].end if segments else 0, origins[-1][1]) if parts else []
             for segment in made:
@@ -113,7 +114,7 @@ class Prompts:
         if request.played is None and isinstance(live, LiveScript) and live.is_marked:
             samples = max(request.audio_frames * spec.hop - spec.lead_in, 0)
             segment = request.segment if request.progress.decoded else None
-            request.played = Played(Sent(live.origins), spec.sample_rate, samples, segment)
+            request.played = Played(live.origins, spec.sample_rate, samples, segment)
 
     def prepare(self, request: Request, segment: Segment) -> None:
         """Make the prompt of the current segment of `request`. The model may lower the limit of frames.

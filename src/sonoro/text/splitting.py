@@ -17,8 +17,9 @@ from functools import cached_property, partial
 import sentencex
 
 from sonoro.core.config import MIN_BOUND_S, MIN_SEGMENT_LETTERS
-from sonoro.core.script import Line
+from sonoro.core.script import Line, Span
 from sonoro.core.types import is_speakable
+from sonoro.text.origins import Origins
 
 LETTERS_PER_S = 15.0
 """The rate of ordinary speech."""
@@ -57,8 +58,6 @@ _SCRIPTS = (
 
 
 Measure = Callable[[str], int]
-Span = tuple[int, int]
-"""A range of characters: start and end."""
 
 
 @dataclass(frozen=True)
@@ -88,17 +87,12 @@ class SpokenText:
         """The text without white space at its ends."""
         return self.part(len(self.text) - len(self.text.lstrip()), len(self.text.rstrip()))
 
-    def through(self, origins: Sequence[Span]) -> SpokenText:
+    def through(self, origins: Origins) -> SpokenText:
         """The text, of which the written text has `origins` itself: its origins are composed with those."""
 
         def trace() -> list[Span]:
-            last = origins[-1][1] if origins else 0
-            return [
-                (origins[start][0], max(origins[end - 1][1], origins[start][0]))
-                if start < end
-                else (origins[start][0] if start < len(origins) else last,) * 2
-                for start, end in self.origins
-            ]
+            spans = (origins.span(start, end) for start, end in self.origins)
+            return [(start, max(start, end)) for start, end in spans]
 
         return SpokenText(self.text, trace)
 

@@ -8,7 +8,7 @@ from markup_cases import IGNORED, REFUSED, SSML, TAGS, speak
 from scripts import spoken
 
 from sonoro.core.errors import InvalidRequest, UnknownVoice
-from sonoro.core.script import Sent, shown, unpacked
+from sonoro.text.origins import Origins, shown
 from sonoro.text.script import lexicon_of, read_lexicon
 
 
@@ -102,8 +102,8 @@ def test_places_lead_back_to_the_text_as_it_was_sent() -> None:
     text = 'Hé &amp; <sub alias="World Wide Web">W3C</sub> rules'
     script = spoken(speak(text), raw=True)
     assert script.text == "Hé & W3C rules"
-    assert len(unpacked(script.origins)) == len(script.text)
-    sent = Sent(unpacked(script.origins))
+    assert len(Origins(script.origins)) == len(script.text)
+    sent = Origins(script.origins)
     at = script.text.index("W3C")
     assert speak(text)[slice(*sent.span(at, at + 3))] == "W3C"
     assert speak(text)[slice(*sent.span(3, 4))] == "&amp;"

@@ -8,8 +8,8 @@ from markup_cases import IGNORED, REFUSED, SSML, TAGS, speak
 from scripts import SPEC
 
 from sonoro.core.errors import InvalidRequest
-from sonoro.core.script import Sent, shown, unpacked
 from sonoro.core.types import SpeechRequest, is_speakable
+from sonoro.text.origins import Origins, shown
 from sonoro.text.script import lexicon_of, scripted
 
 SOURCES = [
@@ -45,11 +45,11 @@ def test_random_texts_are_read_or_refused(seed: int) -> None:
         if script is None:
             assert markup != "tags" or not KNOWN.search(text), text
             continue
-        assert len(unpacked(script.origins)) == len(script.text)
+        assert len(Origins(script.origins)) == len(script.text)
         assert len(shown(script, text)) == len(text)
-        sent = Sent(unpacked(script.origins))
+        sent = Origins(script.origins)
         for line in script.lines:
-            origins = unpacked(line.origins)
+            origins = Origins(line.origins)
             assert len(origins) == len(line.text)
             assert all(0 <= start <= end <= len(script.text) for start, end in origins)
             assert all(0 <= place <= len(text) for origin in origins for place in sent.span(*origin))

@@ -3,7 +3,7 @@ said in place of what is written. Knows what a model honours by its `ModelSpec` 
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -11,8 +11,9 @@ from itertools import pairwise
 import msgspec
 
 from sonoro.core.errors import UnknownVoice
-from sonoro.core.script import Line, Run, Script, Span, packed
+from sonoro.core.script import Line, Run, Script, Span
 from sonoro.core.types import ModelSpec, OnMarkup, is_speakable, listed
+from sonoro.text.origins import Origins
 from sonoro.text.splitting import language_name
 
 from .lexicon import Lexicon, matches
@@ -58,31 +59,32 @@ class Spoken:
     """A text to say, and the written span of each of its characters; `before` is what was said before it."""
 
     text: str = ""
-    origins: list[Span] = field(default_factory=list)
+    origins: Origins = field(default_factory=Origins)
     before: str = ""
 
     def add(self, text: str, start: int) -> None:
         """Append `text`, written from `start` on."""
         self.text += text
-        self.origins += [(at, at + 1) for at in range(start, start + len(text))]
+        self.origins.add(len(text), start)
 
     def replace(self, words: str, start: int, end: int) -> None:
         """Append `words` for what is written from `start` to `end`."""
         self.text += words
-        self.origins += [(start, end)] * len(words)
+        self.origins.add(len(words), start, end)
 
     def end_sentence(self, at: int) -> None:
         """End a sentence at `at`: with a full stop, unless there is punctuation."""
         said = self.text.rstrip()
         last = said or self.before.rstrip()
         if last and not is_ended(last):
-            self.text, self.origins = said, self.origins[: len(said)]
+            self.text = said
+            self.origins.cut(len(said))
             self.replace(". ", at, at)
 
     def stripped(self) -> Spoken:
         """The text without white space at its ends."""
         lead = len(self.text) - len(self.text.lstrip())
-        return Spoken(self.text.strip(), self.origins[lead : len(self.text.rstrip())])
+        return Spoken(self.text.strip(), Origins(self.origins.part(lead, len(self.text.rstrip()))))
 
 
 def is_ended(text: str) -> bool:
@@ -107,7 +109,7 @@ class Composer:
         ignored, said = self._seen
         for name, at in self._marked.ignored[ignored:]:
             self._refuse(name, at)
-        self._said += self._spoken(self._marked.said[said:])
+        self._said = sorted([*self._said, *self._spoken(self._marked.said[said:])])
         self._seen = len(self._marked.ignored), len(self._marked.said)
 
     @property
@@ -126,12 +128,12 @@ class Composer:
             spoken = self.spoken(start, end).stripped()
             if is_speakable(spoken.text):
                 style = marked.styles[bisect_right(starts, start) - 1][1]
-                lines.append(self.styled(style, start, text=spoken.text, origins=packed(spoken.origins)))
+                lines.append(self.styled(style, start, text=spoken.text, origins=spoken.origins.runs))
         if self._spec.text_normalizer is None:
             lines = [_ended(line) if line.pause_s and line is not lines[-1] else line for line in lines]
         return Script(
             text=marked.text,
-            origins=packed(marked.origins),
+            origins=marked.origins.runs,
             lines=tuple(lines),
             lead_s=lead_s,
             warnings=tuple(self.warnings),
@@ -200,8 +202,10 @@ class Composer:
     def spoken(self, start: int, end: int, before: str = "") -> Spoken:
         """What is said for characters `start` to `end`, after `before` in the same line."""
         spoken, at = Spoken(before=before), start
-        said = [(first, last, words) for (first, last), words in self._said if start <= first and last <= end]
-        ends = [(border, border, None) for border in self._marked.borders if start < border <= end]
+        of = self._said[bisect_left(self._said, ((start, 0), "")) : bisect_left(self._said, ((end + 1, 0), ""))]
+        said = [(first, last, words) for (first, last), words in of if last <= end]
+        borders = self._marked.borders
+        ends = [(one, one, None) for one in borders[bisect_right(borders, start) : bisect_right(borders, end)]]
         for first, last, words in sorted([*said, *ends], key=lambda one: one[:2]):
             if first < at:
                 continue
@@ -265,5 +269,5 @@ def _ended(line: Line) -> Line:
     """`line` with a comma at its end, if it has no punctuation there: else a model may speak on."""
     if is_ended(line.text):
         return line
-    at = line.origins[-1].start + (line.origins[-1].length - 1) * line.origins[-1].step + line.origins[-1].width
+    at = Origins(line.origins)[-1][1]
     return _replaced(line, text=line.text + ",", origins=(*line.origins, Run(1, at, 1, 0)))

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import msgspec
 
 from sonoro.core.errors import InvalidRequest
-from sonoro.core.script import Line, Span
+from sonoro.core.script import Line
 from sonoro.core.types import Markup, is_speakable
 from sonoro.text.live_feed import LiveFeed
+from sonoro.text.origins import Origins
 from sonoro.text.splitting import Segment
 
 from . import ssml, tags
@@ -43,7 +44,7 @@ class LiveScript:
 
     def __init__(self, markup: Markup, delivery: Delivery, make_feed: MakeFeed, max_characters: int) -> None:
         self.segments: list[Segment] = []
-        self.origins: list[Span] = []
+        self.origins = Origins()
         self.is_ended = False
         self._markup, self._delivery, self._make_feed, self._most = markup, delivery, make_feed, max_characters
         self._marked = Marked("")
@@ -126,7 +127,7 @@ class LiveScript:
         """Take in the text that has passed unread."""
         plain, line, self._is_plain = self._marked.source, self._lines[-1], False
         self._marked.add(plain, 0)
-        self.origins += self._marked.origins
+        self.origins.add(len(plain), 0)
         line.said, line.has_words = plain[-_TAIL:], is_speakable(plain)
         self._taken = len(plain)
         if self._tags is not None:
@@ -170,10 +171,7 @@ class LiveScript:
 
     def _speak(self, start: int, end: int) -> str:
         spoken = self._composer.spoken(start, end, self._lines[-1].said)
-        written = self._marked.origins
-        for first, last in spoken.origins:
-            at = written[first][0] if first < len(written) else self.characters
-            self.origins.append((at, written[last - 1][1] if last > first else at))
+        self.origins.extend(spoken.origins, self._marked.origins)
         return self._give(spoken.text)
 
     def _give(self, text: str) -> str:
@@ -192,7 +190,7 @@ class LiveScript:
         is_bare = last.has_words and not last.feed.is_ended and not is_ended(last.said.rstrip())
         if pause_s and is_bare and self._delivery.spec.text_normalizer is None:
             at = self.origins[-1][1]
-            self.origins.append((at, at))
+            self.origins.add(1, at, at)
             added = self._give(",")
         last.feed.end()
         if not last.has_words or not (last.feed.has_more or self._index < len(self.segments)):

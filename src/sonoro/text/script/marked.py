@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from sonoro.core.errors import InvalidRequest
-from sonoro.core.script import Span
+from sonoro.text.origins import Origins
 
 MAX_PAUSE_S, MAX_PAUSES_S = 60.0, 600.0
 MIN_RATE, MAX_RATE = 0.25, 4.0
@@ -55,12 +55,13 @@ class Marked:
 
     source: str
     text: str = ""
-    origins: list[Span] = field(default_factory=list)
+    origins: Origins = field(default_factory=Origins)
     styles: list[tuple[int, Style]] = field(default_factory=lambda: [(0, Style())])
     pauses: dict[int, float] = field(default_factory=dict)
-    borders: set[int] = field(default_factory=set)
+    borders: list[int] = field(default_factory=list)
     said: list[Said] = field(default_factory=list)
     ignored: list[Ignored] = field(default_factory=list)
+    pauses_s: float = 0.0
 
     @property
     def style(self) -> Style:
@@ -69,10 +70,7 @@ class Marked:
     def add(self, text: str, start: int, end: int | None = None) -> None:
         """Append `text`, sent from `start` on, character by character, or as a whole up to `end`."""
         self.text += text
-        if end is None or end - start == len(text):
-            self.origins += [(at, at + 1) for at in range(start, start + len(text))]
-        else:
-            self.origins += [(start, end)] * len(text)
+        self.origins.add(len(text), start, end)
 
     def turn(self, style: Style) -> None:
         """Continue in `style`."""
@@ -97,13 +95,15 @@ class Marked:
         if seconds:
             place = len(self.text)
             self.pauses[place] = self.pauses.get(place, 0.0) + seconds
-        if sum(self.pauses.values()) > MAX_PAUSES_S:
+        self.pauses_s += seconds
+        if self.pauses_s > MAX_PAUSES_S:
             raise self.error(name, at, f"all pauses together have at most {MAX_PAUSES_S:g} s")
 
     def border(self, at: int) -> None:
         """End a sentence here, at `at` of the source."""
         self._separate(at)
-        self.borders.add(len(self.text))
+        if len(self.text) not in self.borders[-1:]:
+            self.borders.append(len(self.text))
 
     def _separate(self, at: int) -> None:
         """Part the words before from those to come."""

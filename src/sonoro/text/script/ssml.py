@@ -13,7 +13,8 @@ from .elements import Elements
 from .marked import Marked
 
 _DOCUMENT = re.compile(r"\s*(?:<\?xml[^>]*\?>\s*)?(?:<!--.*?-->\s*)*(?:<speak[\s/>]|<!DOCTYPE\b)", re.DOTALL)
-_PIECE = re.compile(r"\s+|\S+")
+_SPACES = re.compile(r"\s\s+|[^\S ]")
+"""White space that is not one space."""
 
 
 def is_ssml(text: str) -> bool:
@@ -91,13 +92,27 @@ class _Reader:
             return
         (data, start), self._chunk = self._chunk, None
         end = self._at
-        marked, is_plain = self._marked, end - start == len(data)
-        for found in _PIECE.finditer(data):
-            first, last = (start + found.start(), start + found.end()) if is_plain else (start, end)
-            if not found[0].isspace():
-                marked.add(found[0], first, None if is_plain else last)
-            elif marked.text and not marked.text[-1].isspace():
-                marked.add(" ", first, last)
+        if end - start == len(data):
+            self._add(data, start)
+        else:  # written in another way: an entity
+            made = " ".join(data.split()) if not data.isspace() else ""
+            made = " " * data[:1].isspace() + made + " " * (data[-1:].isspace() and bool(made))
+            self._marked.add(made.lstrip() if self._is_spaced else made, start, end)
+
+    @property
+    def _is_spaced(self) -> bool:
+        """Whether further white space would change nothing."""
+        return not self._marked.text or self._marked.text[-1].isspace()
+
+    def _add(self, data: str, start: int) -> None:
+        """Add `data`, written from `start` on, with its white space collapsed."""
+        marked = self._marked
+        at = len(data) - len(data.lstrip()) if self._is_spaced else 0
+        for found in _SPACES.finditer(data, at):
+            marked.add(data[at : found.start()], start + at)
+            marked.add(" ", start + found.start(), start + found.end())
+            at = found.end()
+        marked.add(data[at:], start + at)
 
     def _begin(self, name: str, attributes: dict[str, str]) -> None:
         self._settle()

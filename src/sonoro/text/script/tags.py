@@ -28,19 +28,21 @@ _REST = rf"(?:\s{{1,9}}{_ATTRIBUTE}){{0,16}}\s{{0,9}}/?>"
 _LENGTH = r"\d{1,6}(?:\.\d{0,6})?\s?(?i:ms|s)"
 _KNOWN = "spell|speed|volume|emotion|phoneme|sub|say-as|mark|voice|lang|prosody|emphasis|p|s"
 _FORMS = {
-    "break": rf"</?(?i:break){_REST}",
-    "pause": rf"\[(?i:pause):\s?{_LENGTH}\]",
-    "ipa": r"\[[^\[\]\n]{1,100}\]\(/(?=[^/()\n]{0,99}[^\x00-\x7f])[^/()\n]{1,100}/\)",
-    "long_pause": rf"\[(?i:pause)\s{{1,3}}{_LENGTH}\]|\[(?i:(?:short\s|long\s)?pause)\]",
-    "voice": r"\[(?i:voice):[^\[\]\n]{1,100}\]",
-    "rate": r"\[(?i:rate):[^\[\]\n]{1,20}\]",
-    "escaped_pause": rf"\\\{{pause:\s?{_LENGTH}\\\}}",
-    "escaped_word": r"""\\\{(?:\s?"(?:word|pronounce)"\s?:\s?"[^"\n]{0,100}"\s?,?){2}\s?\\\}""",
-    "bars": r"<<[^<>\n|]{1,20}(?:\|[^<>\n|]{1,20}){0,40}>>",
-    "element": rf"</?[A-Za-z][\w:-]{{0,40}}{_REST}",
-    "malformed_break": r"</?(?i:break)\b[^<>\n]{0,999}>",
-    "malformed": rf"</?(?i:{_KNOWN})\b[^<>\n]{{0,999}}>",
+    "break": ("<", rf"/?(?i:break){_REST}"),
+    "pause": ("[", rf"(?i:pause):\s?{_LENGTH}\]"),
+    "ipa": ("[", r"[^\[\]\n]{1,100}\]\(/(?=[^/()\n]{0,99}[^\x00-\x7f])[^/()\n]{1,100}/\)"),
+    "long_pause": ("[", rf"(?i:pause)\s{{1,3}}{_LENGTH}\]|(?i:(?:short\s|long\s)?pause)\]"),
+    "voice": ("[", r"(?i:voice):[^\[\]\n]{1,100}\]"),
+    "rate": ("[", r"(?i:rate):[^\[\]\n]{1,20}\]"),
+    "escaped_pause": ("\\", rf"\{{pause:\s?{_LENGTH}\\\}}"),
+    "escaped_word": ("\\", r"""\{(?:\s?"(?:word|pronounce)"\s?:\s?"[^"\n]{0,100}"\s?,?){2}\s?\\\}"""),
+    "bars": ("<", r"<[^<>\n|]{1,20}(?:\|[^<>\n|]{1,20}){0,40}>>"),
+    "element": ("<", rf"/?[A-Za-z][\w:-]{{0,40}}{_REST}"),
+    "malformed_break": ("<", r"/?(?i:break)\b[^<>\n]{0,999}>"),
+    "malformed": ("<", rf"/?(?i:{_KNOWN})\b[^<>\n]{{0,999}}>"),
 }
+"""The forms by name: the character that each begins with, and the expression of its rest."""
+
 _OF_AUTO = ("break", "pause", "ipa", "malformed_break")
 _OF_SPEAKERS = ("voice", "rate")
 _OF_DEEPGRAM = ("escaped_pause", "escaped_word")
@@ -56,6 +58,14 @@ _SYNTAXES = {
     "tags": tuple(_FORMS),
     "deepgram": _OF_DEEPGRAM,
 }
+_SIGNS_OF_AUTO = ("<break", "</break", "[pause")
+_SIGNS = {
+    "auto": _SIGNS_OF_AUTO,
+    "voices": (*_SIGNS_OF_AUTO, "[voice", "[rate"),
+    "tags": (">", "]", "\\"),
+    "deepgram": ("\\{",),
+}
+"""What a text with forms of a syntax holds one of, in small letters; but for phonemes, which are not ASCII."""
 
 
 _PARTS = {
@@ -101,23 +111,33 @@ def complete(source: str, start: int, syntax: str) -> int:
 def forms(syntax: str) -> re.Pattern[str]:
     """The tags of `syntax`, each perhaps behind a backslash that makes it text."""
     names = _SYNTAXES[syntax]
-    made = [rf"(?P<{name}>{_FORMS[name]})" for name in names]
-    known = "|".join(_FORMS[name] for name in names if name not in _OF_DEEPGRAM)
+    made: dict[str, list[str]] = {"<": [], "[": [], "\\": []}
+    for name in names:
+        first, rest = _FORMS[name]
+        made[first].append(f"(?P<{name}>{rest})")
+    whole = [rf"\{first}(?:{rest})" for first, rest in map(_FORMS.__getitem__, names) if first != "\\"]
     if syntax == "tags":
-        known += r"|[\[<{}\]>\\]"
-    if known:
-        made.append(rf"(?P<text>\\(?:{known}))")
-    return re.compile(rf"(?=[<\[\\])(?:{'|'.join(made)})")
+        whole.append(r"[\[<{}\]>\\]")
+    if whole:
+        made["\\"].append(rf"(?P<text>{'|'.join(whole)})")
+    # A search that begins with one of few letters is quick, and so is the refusal of what nothing closes.
+    closed = {"<": r"(?=<?[^<>\n]*>)", "[": r"(?=[^\[\]\n]*\])"}
+    return re.compile(
+        "|".join(rf"\{one}{closed.get(one, '')}(?:{'|'.join(rest)})" for one, rest in made.items() if rest)
+    )
 
 
 def parse(source: str, syntax: str) -> Marked | None:
     """Read the tags in `source`; None if it has none. Raises `InvalidRequest` with line and column."""
-    if forms(syntax).search(source) is None:
+    if not may_hold(source):
+        return None
+    folded = source.lower() if (is_ascii := source.isascii()) else source.casefold()
+    if not any(sign in folded for sign in _SIGNS[syntax]) and (is_ascii or "](/" not in folded):
         return None
     tags = Tags(Marked(source), syntax)
     tags.read(len(source))
     tags.end()
-    return tags.marked
+    return tags.marked if tags.count else None
 
 
 class Tags:

@@ -1,0 +1,105 @@
+"""Where the characters of a text were written, as runs: a few numbers for a text of any length. Knows no markup."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+
+from sonoro.core.script import Run, Script, Span
+
+
+class Origins:
+    """Where each character of a text was written, as few runs. The text may grow."""
+
+    def __init__(self, runs: Iterable[Run] = ()) -> None:
+        self._runs: list[Run] = []
+        self._ends: list[int] = []
+        """The characters up to the end of each run."""
+        for run in runs:
+            self._extend(run)
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        return tuple(self._runs)
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __getitem__(self, at: int) -> Span:
+        at += len(self) * (at < 0)
+        number = bisect_right(self._ends, at)
+        length, start, step, width = self._runs[number]
+        start += step * (at + length - self._ends[number])
+        return start, start + width
+
+    def __iter__(self) -> Iterator[Span]:
+        for length, start, step, width in self._runs:
+            for at in range(length):
+                yield start + step * at, start + step * at + width
+
+    def add(self, length: int, start: int, end: int | None = None) -> None:
+        """Add `length` characters that were written from `start` on, or, up to `end`, all together."""
+        if end is None or end - start == length:
+            self._extend(Run(length, start, 1, 1))
+        else:
+            self._extend(Run(length, start, 0, end - start))
+
+    def cut(self, length: int) -> None:
+        """Keep the first `length` characters."""
+        while len(self) > length:
+            last = self._runs.pop()
+            begin = self._ends.pop() - last.length
+            if begin < length:
+                self._extend(Run(length - begin, *last[1:]))
+
+    def part(self, first: int, last: int) -> list[Run]:
+        """The runs of characters `first` to `last`."""
+        runs = []
+        for number in range(bisect_right(self._ends, first), len(self._runs)):
+            length, start, step, width = self._runs[number]
+            end = self._ends[number]
+            begin = end - length
+            if begin >= last:
+                break
+            at = max(first, begin)
+            runs.append(Run(min(last, end) - at, start + step * (at - begin), step, width))
+        return runs
+
+    def extend(self, origins: Origins, through: Origins) -> None:
+        """Add characters of which `origins` tells the places in a text that has the origins `through` itself."""
+        for length, start, step, width in origins._runs:
+            if step and width:
+                for run in through.part(start, start + length):
+                    self._extend(run)
+            else:
+                self.add(length, *through.span(start, start + width))
+
+    def span(self, start: int, end: int) -> Span:
+        """Where characters `start` to `end` were written."""
+        if start >= end:
+            return self.position(start), self.position(start)
+        return self[start][0], self[end - 1][1]
+
+    def position(self, at: int) -> int:
+        """Where character `at` was written; behind the last if it is the end."""
+        return self[at][0] if at < len(self) else (self[-1][1] if self._runs else 0)
+
+    def _extend(self, run: Run) -> None:
+        last = self._runs[-1] if self._runs else None
+        if not run.length:
+            return
+        if last is not None and run[2:] == last[2:] and run.start == last.start + last.length * last.step:
+            self._runs[-1] = Run(last.length + run.length, *last[1:])
+            self._ends[-1] += run.length
+        else:
+            self._runs.append(run)
+            self._ends.append(run.length + len(self))
+
+
+def shown(script: Script, source: str) -> str:
+    """`source`, from which `script` was read, as it is shown: with a null for each character of its markup."""
+    text = ["\0"] * len(source)
+    for character, (start, end) in zip(script.text, Origins(script.origins), strict=True):
+        if start < end:
+            text[start] = character
+    return "".join(text)
