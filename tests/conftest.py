@@ -1,5 +1,6 @@
 """Options and fixtures that all tests share, and how a run begins."""
 
+import contextlib
 import gc
 import json
 import os
@@ -42,6 +43,10 @@ def pytest_configure(config: pytest.Config) -> None:
     hands_out = getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput")
     if not hands_out:
         import torch  # noqa: PLC0415, a process that only hands out tests does not wait for it
+
+        with contextlib.suppress(ImportError):
+            # Kernels are interpreted, and compiled for GPUs that are not here.
+            import triton  # noqa: F401, PLC0415
 
         torch.set_num_threads(1)
         if steps := config.getoption("--rounding"):

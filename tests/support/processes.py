@@ -306,6 +306,9 @@ def end() -> NoReturn:
 
 
 if __name__ == "__main__":
+    with contextlib.suppress(ImportError):
+        # First: without a GPU, kernels are left out unless it is there, and forks compile some.
+        importlib.import_module("triton")
     importlib.import_module("sine_models")
     importlib.import_module(launch.MODULE)
     _, *options = serve_forks()

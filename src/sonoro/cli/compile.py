@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,8 +31,11 @@ def compile_command(
 ) -> None:
     """Compile all kernels of a server of MODEL into Triton's cache (TRITON_CACHE_DIR). Needs no GPU.
     MODEL, slots, configuration, dtype and quantization must be those of the server."""
-    if importlib.util.find_spec("triton") is None:
-        raise ConfigError("triton", None, "it is not installed: kernels are compiled by it")
+    try:
+        # First: without a GPU, kernels are left out unless it is there.
+        importlib.import_module("triton")
+    except ImportError as error:
+        raise ConfigError("triton", None, "it is not installed: kernels are compiled by it") from error
     from sonoro.compile.kernels import compile_kernels
     from sonoro.compile.variants import card_named, current_card
     from sonoro.core.config import usable_cores

@@ -16,7 +16,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 import torch
@@ -26,6 +25,7 @@ from sonoro.compile.cache import KernelCache
 from sonoro.compile.variants import Card, Variant, await_kernels, count_compiled, current_card, die_with
 from sonoro.core.config import kernel_cache_folder
 from sonoro.core.errors import border
+from sonoro.ops.optional import may_have_gpu
 from sonoro.transport.messages import DEFAULT_FACTORY, WorkerSettings
 
 logger = logging.getLogger(__name__)
@@ -165,16 +165,11 @@ def compiling(settings: WorkerSettings, standby: Standby | None = None) -> Itera
 
 def may_stand_by(settings: WorkerSettings) -> bool:
     """Whether an engine of `settings` might have kernels to compile, decided without using the GPU."""
-    return settings.factory == DEFAULT_FACTORY and settings.device != "cpu" and _has_triton() and _has_node()
+    return settings.factory == DEFAULT_FACTORY and settings.device != "cpu" and _has_triton() and may_have_gpu()
 
 
 def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
-
-
-def _has_node() -> bool:
-    """Whether the system has the device node of an NVIDIA or AMD GPU."""
-    return any(Path(node).exists() for node in ("/dev/nvidiactl", "/dev/kfd"))
 
 
 def _has_kernels(settings: WorkerSettings) -> bool:

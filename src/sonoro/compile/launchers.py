@@ -12,11 +12,7 @@ import subprocess
 from typing import Any
 
 from sonoro.core.config import kernel_cache_folder
-
-try:
-    import triton
-except ImportError:
-    triton = None
+from sonoro.ops.optional import triton
 
 logger = logging.getLogger(__name__)
 

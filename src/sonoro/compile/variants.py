@@ -28,13 +28,11 @@ from sonoro.compile.launchers import build_launcher
 from sonoro.core.errors import ConfigError, border
 from sonoro.ops.device import CARDS, Card, recorded
 from sonoro.ops.device import card as card_of
+from sonoro.ops.optional import triton
 
-try:
-    import triton
+if triton is not None:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
-except ImportError:
-    triton = None
 
 logger = logging.getLogger(__name__)
 

@@ -8,14 +8,10 @@ from torch import Tensor
 
 from sonoro.ops.dispatch import Operation
 from sonoro.ops.norm import pdl_options
+from sonoro.ops.optional import tl, triton
 
-try:
-    import triton
-    import triton.language as tl
-
+if triton is not None:
     from sonoro.ops.norm import pdl_launch_dependents, pdl_wait
-except ImportError:
-    triton = None
 
 Rates = tuple[Tensor, Tensor]
 """Rate and scale by channel, [C] each: factors of the sine's argument and of its square."""

@@ -14,13 +14,10 @@ from torch import Tensor
 from sonoro.ops.device import Card, card
 from sonoro.ops.dispatch import Operation, shrunk
 from sonoro.ops.norm import pdl_options, unit_rms
+from sonoro.ops.optional import triton
 
-try:
-    import triton
-
+if triton is not None:
     from sonoro.ops import attention_kernels
-except ImportError:
-    triton = None
 
 Rotary = tuple[Tensor, Tensor]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

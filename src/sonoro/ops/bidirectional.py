@@ -8,14 +8,10 @@ from torch import Tensor
 from sonoro.ops.attention import Rotary, exp2_scale, is_power_of_two
 from sonoro.ops.dispatch import Operation
 from sonoro.ops.norm import is_row_major, pdl_options
+from sonoro.ops.optional import tl, triton
 
-try:
-    import triton
-    import triton.language as tl
-
+if triton is not None:
     from sonoro.ops.norm import pdl_launch_dependents, pdl_wait
-except ImportError:
-    triton = None
 
 _MAX_TOKENS = 32
 

@@ -13,13 +13,9 @@ from .activation import Rates, snake_beta_reference
 from .conv import COPY_BLOCK, NO_CONTEXT, LeftContext, join_context, saturate
 from .dispatch import Operation
 from .norm import pdl_options
+from .optional import tl, triton
 
-try:
-    import triton
-    import triton.language as tl
-except ImportError:
-    triton = None
-else:
+if triton is not None:
     from .conv import copy_block, saturate_to, snake_beta
     from .norm import pdl_launch_dependents, pdl_wait
 

@@ -19,13 +19,9 @@ from .activation import Rates
 from .device import Card, card
 from .dispatch import Operation, shrunk
 from .norm import pdl_options
+from .optional import tl, triton
 
-try:
-    import triton
-    import triton.language as tl
-except ImportError:
-    triton = None
-else:
+if triton is not None:
     from .norm import pdl_launch_dependents, pdl_wait
 
 HALF_LIMIT = 65504.0

@@ -15,11 +15,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sonoro.ops.device import card, is_recorded
-
-try:
-    import triton
-except ImportError:
-    triton = None
+from sonoro.ops.optional import triton
 
 logger = logging.getLogger(__name__)
 

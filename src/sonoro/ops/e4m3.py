@@ -14,18 +14,14 @@ from sonoro.ops.dispatch import Operation
 from sonoro.ops.eight_bits import quantize
 from sonoro.ops.linear import gate_up_reference, linear_add_reference, linear_reference
 from sonoro.ops.norm import is_row_major, pdl_options, rms_norm_reference, stride_of
+from sonoro.ops.optional import tl, triton
 from sonoro.ops.plans import LIMITS, TilePlan, e4m3_plan
 from sonoro.ops.tiles import reduce_split_k
 
-try:
-    import triton
-    import triton.language as tl
-
+if triton is not None:
     from sonoro.ops.activation import silu_mul
     from sonoro.ops.norm import pdl_launch_dependents, pdl_wait, scale_and_weigh
     from sonoro.ops.tiles import prefetch_l2
-except ImportError:
-    triton = None
 
 Quantized = tuple[Tensor, Tensor]
 """Rows as `terms` in E4M3 [B, terms, K], and their scales [B]."""

@@ -11,15 +11,11 @@ from torch import Tensor
 
 from sonoro.ops.dispatch import Operation
 from sonoro.ops.norm import is_row_major, pdl_options
+from sonoro.ops.optional import tl, triton
 
-try:
-    import triton
-    import triton.language as tl
-
+if triton is not None:
     from sonoro.ops.norm import pdl_launch_dependents, pdl_wait
     from sonoro.ops.tiles import OPERAND
-except ImportError:
-    triton = None
 
 
 class PatchProjections(NamedTuple):

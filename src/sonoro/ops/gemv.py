@@ -6,16 +6,12 @@ import torch
 from torch import Tensor
 
 from sonoro.ops.norm import pdl_options, stride_of
+from sonoro.ops.optional import tl, triton
 from sonoro.ops.plans import GemvPlan
 
-try:
-    import triton
-    import triton.language as tl
-
+if triton is not None:
     from sonoro.ops.activation import silu_mul
     from sonoro.ops.norm import pdl_launch_dependents, pdl_wait, scale_and_weigh
-except ImportError:
-    triton = None
 
 if triton is not None:
     INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)

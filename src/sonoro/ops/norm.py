@@ -12,13 +12,10 @@ from torch import Tensor
 
 from sonoro.ops.device import card
 from sonoro.ops.dispatch import Operation
+from sonoro.ops.optional import tl, triton
 
-try:
-    import triton
-    import triton.language as tl
+if triton is not None:
     from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-except ImportError:
-    triton = None
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:

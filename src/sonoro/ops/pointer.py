@@ -12,15 +12,11 @@ from torch import Tensor
 from sonoro.ops.attention import DTYPES, HeadNorms, PagedKV, Rotary, exp2_scale, is_power_of_two
 from sonoro.ops.dispatch import Operation
 from sonoro.ops.norm import pdl_options, unit_rms
+from sonoro.ops.optional import tl, triton
 
-try:
-    import triton
-    import triton.language as tl
-
+if triton is not None:
     from sonoro.ops.attention_kernels import _load_norm, _norm_and_rotate
     from sonoro.ops.norm import pdl_launch_dependents, pdl_wait
-except ImportError:
-    triton = None
 
 _BLOCK, _OUT_BLOCK, _WARPS = 128, 512, 8
 """Positions scored and weights written per iteration (fewer iterations are faster), and warps of a program."""

@@ -8,14 +8,10 @@ from torch import Tensor
 from sonoro.ops.attention import HeadNorms, PagedKV, Rotary, takes_heads
 from sonoro.ops.dispatch import Operation
 from sonoro.ops.norm import pdl_options
+from sonoro.ops.optional import tl, triton
 
-try:
-    import triton
-    import triton.language as tl
-
+if triton is not None:
     from sonoro.ops.norm import pdl_launch_dependents, pdl_wait, scale_and_weigh
-except ImportError:
-    triton = None
 
 _HEADS = 8
 """Heads of a token per program: 1,024 elements for a head width of 128."""

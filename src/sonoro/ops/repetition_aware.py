@@ -11,15 +11,11 @@ from torch import Tensor
 from sonoro.ops.device import seeded
 from sonoro.ops.dispatch import Operation
 from sonoro.ops.norm import pdl_options, stride_of
+from sonoro.ops.optional import tl, triton
 from sonoro.ops.sample import Sampling, gumbel_argmax, gumbel_noise
 
-try:
-    import triton
-    import triton.language as tl
-
+if triton is not None:
     from sonoro.ops.norm import pdl_launch_dependents, pdl_wait
-except ImportError:
-    triton = None
 
 MIN_TEMPERATURE = 1e-5
 """Temperatures are clamped to at least this."""

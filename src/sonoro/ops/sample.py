@@ -13,13 +13,10 @@ from torch import Tensor
 
 from sonoro.ops.dispatch import Operation
 from sonoro.ops.norm import pdl_options
+from sonoro.ops.optional import triton
 
-try:
-    import triton
-
+if triton is not None:
     from sonoro.ops import sample_kernels
-except ImportError:
-    triton = None
 
 _WORD = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)

@@ -6,16 +6,12 @@ import torch
 from torch import Tensor
 
 from sonoro.ops.norm import pdl_options, stride_of
+from sonoro.ops.optional import tl, triton
 from sonoro.ops.plans import TilePlan
 
-try:
-    import triton
-    import triton.language as tl
-
+if triton is not None:
     from sonoro.ops.activation import silu_mul
     from sonoro.ops.norm import pdl_launch_dependents, pdl_wait
-except ImportError:
-    triton = None
 
 ROW_BLOCK = 1024
 """Elements per program of the kernel that adds up split-K's sums."""

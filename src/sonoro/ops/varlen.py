@@ -11,13 +11,10 @@ from torch import Tensor
 from sonoro.ops.attention import DTYPES, PagedKV, exp2_scale, is_power_of_two
 from sonoro.ops.device import Card, card
 from sonoro.ops.dispatch import Operation, shrunk
+from sonoro.ops.optional import triton
 
-try:
-    import triton
-
+if triton is not None:
     from sonoro.ops import attention_kernels
-except ImportError:
-    triton = None
 
 _TOKENS_AT_ONCE = 16
 """Tokens per chunk in the masked reference, which copies the pages of each token."""

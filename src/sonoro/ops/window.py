@@ -11,13 +11,9 @@ from torch import Tensor
 
 from .dispatch import Operation
 from .norm import pdl_options
+from .optional import tl, triton
 
-try:
-    import triton
-    import triton.language as tl
-except ImportError:
-    triton = None
-else:
+if triton is not None:
     from .norm import pdl_launch_dependents, pdl_wait
 
 Past = tuple[Tensor, Tensor, Tensor]

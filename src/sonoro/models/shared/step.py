@@ -16,14 +16,10 @@ from sonoro.models.shared.slots import BackboneState
 from sonoro.ops.device import seeded
 from sonoro.ops.dispatch import Operation
 from sonoro.ops.norm import pdl_options
+from sonoro.ops.optional import tl, triton
 
-try:
-    import triton
-    import triton.language as tl
-
+if triton is not None:
     from sonoro.ops.norm import pdl_launch_dependents, pdl_wait
-except ImportError:
-    triton = None
 
 _BLOCK = 512
 
