@@ -14,6 +14,7 @@ from torch import Tensor
 from sonoro.models import registry
 from sonoro.models.qwen3_tts.codec import Qwen3Codec
 from sonoro.models.qwen3_tts.compiled_codec import CompiledDecoder
+from sonoro.models.shared.compiled_codec import PackedConvs
 from sonoro.native import build
 from sonoro.native.library import CompiledCode
 from sonoro.nn.history import History
@@ -27,7 +28,7 @@ def codec() -> Qwen3Codec:
 
 
 def compiled(codec: Qwen3Codec, history: History, library: CompiledCode) -> CompiledDecoder:
-    return CompiledDecoder(codec.decoder, history, library, FRAMES)
+    return CompiledDecoder(codec.decoder, history, PackedConvs(library), FRAMES)
 
 
 def decoded(decode: CompiledDecoder, frames: Tensor, slots: Tensor, chunks: Sequence[int]) -> Tensor:
@@ -76,11 +77,37 @@ def test_the_builtin_voice_sounds_the_same(library: CompiledCode) -> None:
     codec = registry.load(device="cpu").model.codec
     assert isinstance(codec, Qwen3Codec)
     frames = torch.randint(0, 512, (1, 5, 12), generator=torch.Generator().manual_seed(0))
-    decode = CompiledDecoder(codec.decoder, codec.allocate(1), library, 4)
+    decode = CompiledDecoder(codec.decoder, codec.allocate(1), PackedConvs(library), 4)
     with torch.inference_mode():
         expected, found = codec.decode(frames), decoded(decode, frames, torch.tensor([0]), [1, 4])
     assert expected.std() > 0.001
     torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=0)
+
+
+def test_weights_that_compiled_code_has_alone_come_back_as_they_were(library: CompiledCode) -> None:
+    codec = registry.load(device="cpu").model.codec
+    assert isinstance(codec, Qwen3Codec)
+    before = {name: tensor.clone() for name, tensor in codec.decoder.state_dict().items()}
+    packed = PackedConvs(library, frees=True)
+    CompiledDecoder(codec.decoder, codec.allocate(1), packed, 1)
+    held_bytes = sum(tensor.untyped_storage().nbytes() for tensor in codec.decoder.state_dict().values())
+    assert held_bytes < 0.2 * sum(tensor.nbytes for tensor in before.values())
+    for _ in range(2):
+        packed.restore()
+        for name, tensor in codec.decoder.state_dict().items():
+            assert torch.equal(tensor, before[name]), name
+
+
+@pytest.mark.skipif(build.compiler() is None, reason="there is no C compiler")
+def test_a_codec_that_also_runs_in_torch_sounds_the_same() -> None:
+    frames, codec = draw(1, seed=4), make_codec(SMALL, torch.float32)
+    expected = codec.decode(frames)
+    codec, slots = make_codec(SMALL, torch.float32), torch.tensor([0])
+    decodes = [codec.compiled_decode(codec.allocate(1), FRAMES) for _ in range(2)]
+    assert None not in decodes
+    assert torch.equal(codec.decode(frames), expected)
+    for decode in decodes:
+        torch.testing.assert_close(decode(frames, slots), expected, atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.skipif(build.compiler() is None, reason="there is no C compiler")

@@ -28,7 +28,7 @@ from sonoro.models.qwen3_tts.prompt import TalkerPrompt
 from sonoro.models.qwen3_tts.state import FrameState, admit, allocate, stage
 from sonoro.models.shared.compiled import has_known_layout, linear_layers
 from sonoro.native import build
-from sonoro.native.library import BLOCK, Codec, CompiledCode, Frame
+from sonoro.native.library import BLOCK, Codec, CompiledCode, Frame, load
 from sonoro.nn.linear import Linear
 from sonoro.ops.eight_bits import quantize
 from sonoro.words.heads import WordHeads
@@ -197,6 +197,15 @@ def test_libraries_of_other_sources_are_stale(tmp_path: Path, monkeypatch: pytes
     assert not build.is_current(level)
 
 
+@HAS_COMPILER
+def test_libraries_without_sources_are_used_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    level = [*build.levels()][-1]
+    monkeypatch.setattr(build, "FOLDER", tmp_path)
+    assert not build.is_current(level, tmp_path)
+    build.library(level, tmp_path).write_bytes(b"")
+    assert build.is_current(level, tmp_path)
+
+
 def test_a_quantised_model_has_a_compiled_step_where_bytes_are_read_fast(library: CompiledCode) -> None:
     with torch.inference_mode(False):
         talker = make_talker()
@@ -243,6 +252,25 @@ def test_without_a_library_or_for_another_layout_there_is_no_compiled_step(monke
     assert CompiledTalker.of(wide) is None
     monkeypatch.setattr(module, "load", lambda: None)
     assert CompiledTalker.of(make_talker()) is None
+
+
+@HAS_COMPILER
+def test_the_builtin_voice_has_the_same_weights_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    with torch.inference_mode(False):
+        narrow = registry.load(device="cpu").model
+        monkeypatch.setattr(module, "load", lambda: None)
+        wide = registry.load(device="cpu").model
+    assert isinstance(narrow, Qwen3TTS)
+    assert isinstance(wide, Qwen3TTS)
+    library = load()
+    assert library is not None
+    assert narrow._forms.is_narrow == library.packs
+    assert not wide._forms.is_narrow
+    found, expected = (model._forms.in_torch.state_dict() for model in (narrow, wide))
+    assert found.keys() == expected.keys()
+    for name, tensor in found.items():
+        assert torch.equal(tensor, expected[name]), name
+        assert tensor.stride() == expected[name].stride(), name
 
 
 @pytest.fixture(scope="module")

@@ -70,7 +70,7 @@ def test_files_of_both_formats_hold_tensors_by_name(tmp_path: Path) -> None:
     torch.save({"state_dict": {"y": torch.arange(4, dtype=torch.int32)}}, files[1])
     found = headers(files)
     assert {name: entry.shape for name, entry in found.items()} == {"x": (3,), "y": (4,)}
-    with opened(files) as (entries, get):
+    with opened(files) as (entries, get, _):
         assert entries == found
         assert get("x").tolist() == [0, 1, 2]
         assert get("y").tolist() == [0, 1, 2, 3]

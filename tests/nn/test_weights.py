@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from builtin_voice.export import export
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, OutputError, TensorMismatch
-from sonoro.nn.linear import Linear
+from sonoro.nn.linear import Linear, kept_as_stored, widen_stored
 from sonoro.nn.stored import find
 from sonoro.nn.transformer import DecoderConfig, DecoderStack, NormedAttention
 from sonoro.nn.weights import (
@@ -193,6 +193,32 @@ def test_export_stores_in_8_bits_what_it_is_told_to(tmp_path: Path) -> None:
     for name, value in stack.state_dict().items():
         step = value.abs().amax(-1, keepdim=True) / 127 if value.ndim > 1 else 1e-3
         assert ((loaded.state_dict()[name] - value).abs() <= 0.501 * step).all()
+
+
+def test_a_layer_that_keeps_8_bits_has_them_as_stored_until_it_is_widened(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    file = tmp_path / "model.safetensors"
+    export(
+        Stack(), file, dtype=torch.float16, fusions=FUSIONS,
+        is_in_8_bits=lambda name, value: name.startswith("stack.0") and value.ndim > 1,
+    )  # fmt: skip
+    stored, expected = load_file(file), loaded(file)
+    stack = empty_stack()
+    for layer in stack.stack:
+        with torch.device("meta"):
+            layer.qkv_proj = Linear(3, 8, bias=False)
+        layer.qkv_proj.quantization = "stored"
+    load(stack, [file], dtype_of=lambda _: torch.float32, device=CPU, fusions=FUSIONS)
+    kept, other = (layer.qkv_proj for layer in stack.stack)
+    parts = [stored[f"stack.0.{name}_proj.weight"] for name in "qkv"]
+    assert torch.equal(kept.weight, torch.cat(parts))
+    assert torch.equal(other.weight, expected.stack[1].qkv_proj.weight)
+    assert kept_as_stored(stack) == [kept]
+    x = torch.randn(5, 3)
+    torch.testing.assert_close(kept(x), expected.stack[0].qkv_proj(x))
+    widen_stored([kept])
+    assert torch.equal(kept.weight, expected.stack[0].qkv_proj.weight)
+    assert kept_as_stored(stack) == []
 
 
 def test_export_writes_shards_with_an_index(tmp_path: Path) -> None:

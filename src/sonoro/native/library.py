@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+import threading
 from ctypes import POINTER, Structure, c_bool, c_float, c_int64, c_void_p
 from pathlib import Path
 
@@ -24,6 +25,10 @@ BLOCK = 64
 
 _NEEDS = {"avx512": ("AVX512",), "avx2": ("AVX512", "AVX2")}
 """Levels that need more than any processor of the architecture has, and the capabilities in torch's words."""
+
+
+PACKING = threading.Lock()
+"""Held while weights change their form: engines in several threads may share a model."""
 
 
 class Product(Structure):
@@ -195,7 +200,10 @@ def load() -> CompiledCode | None:
     capability = torch.backends.cpu.get_cpu_capability()
     known = [level for level in levels() if capability in _NEEDS.get(level, (capability,))]
     found = next((level for level in known if is_current(level)), None)
-    how = logging.INFO if found is not None and (found in _NEEDS or len(levels()) == 1) else logging.WARNING
-    reason = "not compiled" if found is None else "" if how == logging.INFO else "this processor has no AVX2"
+    reasons = [f"{level} is {'stale' if library(level).is_file() else 'not compiled'}" for level in known]
+    reason = "; ".join(reasons[: None if found is None else known.index(found)])
+    if known[:1] == ["plain"] and len(levels()) > 1:
+        reason = "; ".join(filter(None, ("this processor has no AVX2", reason)))
+    how = logging.WARNING if reason else logging.INFO
     logger.log(how, "event=native code=%s processor=%s reason=%r", found or "torch", capability, reason)
     return None if found is None else CompiledCode(library(found), found)

@@ -6,7 +6,7 @@ channel. A codec's fused decoder uses `sonoro.ops.conv` instead."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -57,9 +57,9 @@ class Linear(nn.Linear):
     """`x` [..., K] times `weight` [N, K], plus a bias if there is one: [..., N].
 
     If `quantization` is set before `nn.weights.fill`, the weight is kept in 8 bits, as rows divided by `scale` [N], and
-    cannot be trained. Otherwise `scale` is None. `widen` keeps a 16-bit copy as well, for products of more than
-    `narrow_rows` rows. With a weight in fp8 and `row_terms`, products take rows as so many terms in E4M3 at the batch
-    sizes where that is faster.
+    cannot be trained; with "stored", as the file has it. Otherwise `scale` is None. `widen` keeps a 16-bit copy too,
+    for products of more than `narrow_rows` rows. With a weight in fp8 and `row_terms`, products take rows as so many
+    terms in E4M3 at the batch sizes where that is faster.
 
     The other methods fuse the product with the operation before or after it, for `x` [B, K] of one token per row,
     without bias and autograd. They can be captured. Each has a check that compares its kernel with its reference."""
@@ -89,6 +89,8 @@ class Linear(nn.Linear):
         if self.quantization == "none":
             return weight
         self.weight.requires_grad_(False)
+        if self.quantization == "stored":
+            return weight
         stored, self.scale = quantize(weight, self.quantization)
         return stored
 
@@ -217,6 +219,21 @@ def random_like(weight: Tensor) -> tuple[Callable[..., Tensor], float]:
     generator = seeded(weight.device)
     random = functools.partial(torch.randn, device=weight.device, dtype=weight.dtype, generator=generator)
     return random, _KERNEL_TOLERANCES.get(weight.dtype, 1e-4)
+
+
+def kept_as_stored(module: nn.Module) -> list[Linear]:
+    """Every `Linear` in `module` whose weight is in 8 bits because the file has it so."""
+    parts = (part for part in module.modules() if isinstance(part, Linear))
+    return [part for part in parts if part.quantization == "stored" and part.scale is not None]
+
+
+@torch.no_grad()
+def widen_stored(parts: Iterable[Linear]) -> None:
+    """From now on, keep the weights of `parts`, `kept_as_stored` on a CPU, as the same numbers in float32, by input:
+    their products in torch are faster."""
+    for part in parts:
+        part.weight.data, part.scale = dequantized(part.weight, part.scale, torch.float32), None
+        lay_out_by_input(part)
 
 
 @torch.no_grad()

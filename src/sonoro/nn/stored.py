@@ -114,9 +114,18 @@ def entries_of(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Entry]:
     return {name: Entry(file, str(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors.items()}
 
 
+class Contents(NamedTuple):
+    """The `entries` of files, and functions from name to tensor, memory-mapped: `get` gives floats, `narrow` an int8
+    tensor and its scale [rows] float32, or None for other dtypes."""
+
+    entries: dict[str, Entry]
+    get: Callable[[str], Tensor]
+    narrow: Callable[[str], tuple[Tensor, Tensor] | None]
+
+
 @contextmanager
-def opened(files: Sequence[Path]) -> Iterator[tuple[dict[str, Entry], Callable[[str], Tensor]]]:
-    """A context that gives `headers` and a function from name to tensor, memory-mapped. Raises as `headers`."""
+def opened(files: Sequence[Path]) -> Iterator[Contents]:
+    """A context that gives the contents of `files`. Raises as `headers`."""
     pickled = {file: torch_file.read(file, "cpu") for file in files if not _is_safe(file)}
     found = _joined(entries_of(pickled[file], file) if file in pickled else _header(file) for file in files)
     scaled = _scaled(found)
@@ -128,23 +137,28 @@ def opened(files: Sequence[Path]) -> Iterator[tuple[dict[str, Entry], Callable[[
             for file in files
         }
 
+        def read(name: str) -> Tensor:
+            return handles[found[name].file](name)
+
+        def narrow(name: str) -> tuple[Tensor, Tensor] | None:
+            return (read(name), read(name + SCALE).float()) if name in scaled else None
+
         def get(name: str) -> Tensor:
-            tensor = handles[found[name].file](name)
-            if name not in scaled:
-                return tensor
-            scale = handles[found[name + SCALE].file](name + SCALE)
-            return tensor.float() * scale.float().view(-1, *[1] * (tensor.ndim - 1))
+            if (stored := narrow(name)) is None:
+                return read(name)
+            tensor, scale = stored
+            return tensor.float() * scale.view(-1, *[1] * (tensor.ndim - 1))
 
         try:
-            yield _whole(found), get
+            yield Contents(_whole(found), get, narrow)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{', '.join(map(str, files))}: cannot be read: {error}") from error
 
 
 def read_all(file: Path) -> dict[str, Tensor]:
     """All tensors of `file` by name, memory-mapped. Raises as `headers`."""
-    with opened([file]) as (entries, get):
-        return {name: get(name) for name in entries}
+    with opened([file]) as contents:
+        return {name: contents.get(name) for name in contents.entries}
 
 
 def _is_safe(file: Path) -> bool:

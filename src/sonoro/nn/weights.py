@@ -120,14 +120,18 @@ def load(
     `CheckpointError` for a damaged one, `TensorMismatch` naming tensors, files and shapes."""
     where = ", ".join(map(str, files))
     expected = _spelled(stored_shapes(module, fusions), spell)
-    with stored.opened(files) as (headers, get):
+    kept = {name: layer for name, layer in _layers(module) if layer.quantization == "stored"}
+    with stored.opened(files) as (headers, get, narrow):
         skipped = stored.sort_out(headers, expected, {}, where=where)
         stored.check_tied(skipped, expected, get, where)
 
         def read(name: str, shape: Shape) -> Tensor:
+            parts, row = _stored(name, shape, fusions), 0
+            if (layer := kept.get(name)) and None not in (rows := [narrow(spell(part)) for part in parts]):
+                value, layer.scale = (torch.cat(halves).to(device) for halves in zip(*rows, strict=True))
+                return value
             value = torch.empty(shape, dtype=dtype_of(name), device=device)
-            row = 0
-            for part, part_shape in _stored(name, shape, fusions).items():
+            for part, part_shape in parts.items():
                 if shape:
                     value[row : row + part_shape[0]].copy_(get(spell(part)))
                     row += part_shape[0]
@@ -224,8 +228,7 @@ def fill(module: nn.Module, value_of: Callable[[str, Shape], Tensor], readers: i
     """Set every parameter and persistent buffer of `module` to `value_of(name, shape)`; a `Linear` may store its weight
     in another form (`Linear.stored`).
     With `readers` above 1, `value_of` runs in that many threads, at most that many values ahead."""
-    layers = {f"{name}.weight": layer for name, layer in module.named_modules() if isinstance(layer, Linear)}
-    values = {}
+    layers, values = dict(_layers(module)), {}
     with torch.no_grad():
         shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
         made = _called(value_of, shapes.items(), readers)
@@ -236,6 +239,11 @@ def fill(module: nn.Module, value_of: Callable[[str, Shape], Tensor], readers: i
                 # Return the unquantised tensor's memory: a smaller allocation in that block would fragment it.
                 torch.cuda.empty_cache()
     module.load_state_dict(values, assign=True)
+
+
+def _layers(module: nn.Module) -> Iterator[tuple[str, Linear]]:
+    """Each `Linear` in `module`, by the name of its weight."""
+    return ((f"{name}.weight", layer) for name, layer in module.named_modules() if isinstance(layer, Linear))
 
 
 def _called(

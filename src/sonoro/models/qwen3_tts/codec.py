@@ -4,8 +4,9 @@ import torch
 from torch import Tensor
 
 from sonoro.core.errors import CheckpointError
+from sonoro.models.shared.compiled_codec import PackedConvs
 from sonoro.models.shared.streaming import StreamingCodec
-from sonoro.native.library import load
+from sonoro.native.library import PACKING, load
 from sonoro.nn.history import History
 from sonoro.runtime.memory import compact_heap
 from sonoro.runtime.threads import is_small
@@ -23,6 +24,8 @@ class Qwen3Codec(StreamingCodec):
     def __init__(self, config: CodecConfig) -> None:
         super().__init__(config.output_sample_rate, CodecDecoder(config.decoder_config), FusedDecoder)
         _check_equal("decode_upsample_rate", config.decode_upsample_rate, "product of its rates", self.hop)
+        self._packed: PackedConvs | None = None
+        self._runs_in_torch = False
         self.encoder = None
         if config.encoder_config is not None:
             self.encoder = CodecEncoder(config.encoder_config, config.encoder_valid_num_quantizers)
@@ -37,8 +40,26 @@ class Qwen3Codec(StreamingCodec):
         library = load()
         if library is None:
             return None
-        with compact_heap():
-            return CompiledDecoder(self.decoder, history, library, most_frames)
+        with PACKING, compact_heap():
+            self._packed = self._packed or PackedConvs(library, frees=not self._runs_in_torch)
+            return CompiledDecoder(self.decoder, history, self._packed, most_frames)
+
+    def move(self, device: torch.device) -> None:
+        """`StreamingCodec.move`."""
+        self._keep_in_torch()
+        super().move(device)
+
+    def _decode(self, frames: Tensor, slots: Tensor | None, history: History | None, rendered: int) -> Tensor:
+        self._keep_in_torch()
+        return super()._decode(frames, slots, history, rendered)
+
+    def _keep_in_torch(self) -> None:
+        """From now on the decoder has its weights in torch, whatever compiled code has packed."""
+        if not self._runs_in_torch:
+            with PACKING:
+                self._runs_in_torch = True
+                if self._packed is not None:
+                    self._packed.restore()
 
     @torch.no_grad()
     def encode(self, audio: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ such: the same numbers, a quarter of the memory traffic."""
 from __future__ import annotations
 
 import ctypes
+import functools
 import logging
 from typing import cast
 
@@ -20,9 +21,9 @@ from sonoro.models.shared.compiled import (
     room_of,
     stack_of,
 )
-from sonoro.native.library import CompiledCode, Frame, Product, Watch, load
+from sonoro.native.library import PACKING, CompiledCode, Frame, Product, Watch, load
 from sonoro.nn.kvcache import PackedTokens
-from sonoro.nn.linear import Linear
+from sonoro.nn.linear import Linear, kept_as_stored, widen_stored
 from sonoro.runtime.memory import compact_heap
 from sonoro.runtime.threads import is_small
 
@@ -57,6 +58,37 @@ class CompiledTalker(PackedWeights):
             return None
         with compact_heap():
             return cls(talker, library)
+
+
+def compiles(talker: Talker, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether `talker`, on any device yet, will run in compiled code that reads 8 bits on `device` in `dtype`."""
+    is_known = device.type == "cpu" and dtype == torch.float32 and is_small(talker)
+    return is_known and (library := load()) is not None and library.packs
+
+
+class TalkerForms:
+    """A finalized `talker` for compiled code, and for torch. Engines in several threads may share it."""
+
+    def __init__(self, talker: Talker) -> None:
+        self._talker = talker
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether weights are in 8 bits because the file has them so."""
+        return bool(kept_as_stored(self._talker))
+
+    @functools.cached_property
+    def compiled(self) -> CompiledTalker | None:
+        """That for compiled code, if any."""
+        with PACKING:
+            return CompiledTalker.of(self._talker)
+
+    @functools.cached_property
+    def in_torch(self) -> Talker:
+        """The talker itself, its weights in the form whose products are fast in torch."""
+        with PACKING:
+            widen_stored(kept_as_stored(self._talker))
+        return self._talker
 
 
 class CompiledFrame:
@@ -94,6 +126,8 @@ class CompiledFrame:
     def frame(self, slots: Tensor) -> None:
         """A frame for each of `slots` [B] int64, at most `MOST_SLOTS`."""
         assert slots.shape[0] <= self.most
+        assert slots.dtype == torch.int64
+        assert slots.is_contiguous()
         room = self._codes.data_ptr(), self._stepped.data_ptr()
         self._code.step(ctypes.byref(self._frame), slots.data_ptr(), slots.shape[0], *room)
 
@@ -102,6 +136,8 @@ class CompiledFrame:
         prefill(self._talker, self._state, tokens, self._run)
 
     def _run(self, rows: Tensor, tokens: PackedTokens) -> None:
+        assert rows.dtype == torch.float32
+        assert tokens.slots.dtype == tokens.positions.dtype == torch.int64
         given = rows.contiguous(), tokens.slots.contiguous(), tokens.positions.contiguous()
         self._code.prefill(
             ctypes.byref(self._frame), *(tensor.data_ptr() for tensor in given), len(rows), 2 * self.most

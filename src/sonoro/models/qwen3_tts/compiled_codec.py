@@ -11,10 +11,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from sonoro.models.shared.compiled_codec import PackedLayers
-from sonoro.native.library import Block, Codec, CompiledCode, Snake, Unit, UpLayer
+from sonoro.models.shared.compiled_codec import PackedConvs, PackedLayers
+from sonoro.native.library import Block, Codec, Snake, Unit, UpLayer
 from sonoro.nn import vocoder
-from sonoro.nn.causal import CausalConv1d, CausalConvTranspose1d
+from sonoro.nn.causal import CausalConvTranspose1d
 from sonoro.nn.history import History
 
 from .decoder import CodecDecoder
@@ -24,17 +24,17 @@ class CompiledDecoder(PackedLayers):
     """`StreamingCodec.decode` with `history`, for at most `most_frames` frames of each slot at once. Allocates only the
     samples."""
 
-    def __init__(self, decoder: CodecDecoder, history: History, library: CompiledCode, most_frames: int) -> None:
-        super().__init__(history, library)
+    def __init__(self, decoder: CodecDecoder, history: History, weights: PackedConvs, most_frames: int) -> None:
+        super().__init__(history, weights)
         self.most_frames, self._hop = most_frames, decoder.hop
         folded, transformer, upsample = decoder.quantizer.folded, decoder.pre_transformer, decoder.upsample
         assert folded is not None
         first, *blocks, snake, last = decoder.decoder
         self._codec = codec = Codec()
         codec.tables, (codec.books, codec.codes, _) = self.at(folded), folded.shape
-        codec.before, codec.first = self.conv(decoder.pre_conv), self.conv(cast(CausalConv1d, first))
-        codec.input, codec.output = self.linear(transformer.input_proj), self.linear(transformer.output_proj)
-        codec.last = self.conv(cast(CausalConv1d, last), is_packed=False)
+        codec.before, codec.first = self.conv(decoder.pre_conv), self.conv(first)
+        codec.input, codec.output = self.conv(transformer.input_proj), self.conv(transformer.output_proj)
+        codec.last = self.conv(last)
         codec.windows = self.windows(transformer.layers)
         codec.norm, codec.snake = self.at(transformer.norm.weight), self._snake(snake)
         pairs = [cast(nn.ModuleList, pair) for pair in upsample]
@@ -48,8 +48,12 @@ class CompiledDecoder(PackedLayers):
 
     def __call__(self, frames: Tensor, slots: Tensor) -> Tensor:
         """Decode `frames` [B, T, K] int64 of `slots` [B] to [B, T * hop], advancing the history."""
-        (count, rows, _), samples = frames.shape, torch.empty(len(frames), frames.shape[1] * self._hop)
+        (count, rows, books), samples = frames.shape, torch.empty(len(frames), frames.shape[1] * self._hop)
         assert rows <= self.most_frames
+        assert books == self._codec.books
+        assert slots.shape == (count,)
+        assert frames.dtype == slots.dtype == torch.int64
+        assert slots.is_contiguous()
         frames = frames.contiguous()
         given = frames.data_ptr(), slots.data_ptr(), count, rows, self._hop, samples.data_ptr()
         self._code.decode(ctypes.byref(self._codec), *given)
@@ -63,13 +67,17 @@ class CompiledDecoder(PackedLayers):
         tensors = (
             conv.weight[:, 0].t().contiguous(), conv.bias, block.norm.weight, block.norm.bias, block.gamma, history,
         )  # fmt: skip
-        products = self.transposed(up), self.linear(block.pwconv1), self.linear(block.pwconv2)
-        return UpLayer(*products, *map(self.at, tensors), up.conv.stride[0], history.shape[1])
+        return UpLayer(
+            *map(self.conv, (up, block.pwconv1, block.pwconv2)),
+            *map(self.at, tensors),
+            up.conv.stride[0],
+            history.shape[1],
+        )
 
     def _block(self, part: nn.Module) -> Block:
         snake, up, *units = cast(vocoder.UpsampleBlock, part).block
-        up = cast(CausalConvTranspose1d, up)
-        return Block(self._snake(snake), self.transposed(up), (Unit * 3)(*map(self._unit, units)), up.conv.stride[0])
+        (stride,) = cast(CausalConvTranspose1d, up).conv.stride
+        return Block(self._snake(snake), self.conv(up), (Unit * 3)(*map(self._unit, units)), stride)
 
     def _unit(self, part: nn.Module) -> Unit:
         unit = cast(vocoder.ResidualUnit, part)

@@ -34,7 +34,7 @@ from sonoro.words.tracking import Pointing
 from . import frame, voice, weights
 from . import state as by_slot
 from .backbone import decoder_config
-from .compiled import CompiledFrame, CompiledTalker
+from .compiled import CompiledFrame, TalkerForms
 from .config import RELEASED, Configs, GenerationConfig, ModelConfig, read_configs, released_configs, speaker_sexes
 from .live_text import LiveSegment
 from .prompt import SPLITS, ClonedVoice, PromptBuilder, TalkerPrompt, TextTokenizer
@@ -64,6 +64,10 @@ class Qwen3TTS(ReadsText):
         self.codec: Codec = modules.codec
         self._configs, self._modules, self.backbone = configs, modules, modules.lm.talker.model
         self._prompts = PromptBuilder(configs.model, tokenizer)
+        self._forms = TalkerForms(modules.lm.talker)
+        if self._forms.is_narrow:
+            # Of the weights as they were loaded, which may be widened.
+            assert self.fingerprint
         self.position_bytes = self.backbone.config.position_bytes(modules.lm.talker.dtype)
 
     settings = (CONTROL_TOKENS, _SPLIT)
@@ -138,26 +142,21 @@ class Qwen3TTS(ReadsText):
         return allocate(self._modules.lm.talker, capacity, pad_id, self.word_heads)
 
     def prefill(self, state: FrameState, tokens: Tensor) -> None:
-        prefill(self._modules.lm.talker, state, tokens)
+        prefill(self._forms.in_torch, state, tokens)
 
     def frame(self, state: FrameState, slots: Tensor, record: list[Tensor] | None = None) -> None:
-        frame.frame(self._modules.lm.talker, state, slots, record)
+        frame.frame(self._forms.in_torch, state, slots, record)
 
     def compiled_steps(self, state: FrameState) -> CompiledFrame | None:
         """`CompiledModel.compiled_steps`; None on a GPU, and for layouts and dtypes that the compiled code lacks."""
-        return None if self._compiled is None else CompiledFrame(self._compiled, state)
-
-    @functools.cached_property
-    def _compiled(self) -> CompiledTalker | None:
-        # Of the weights as they were loaded: the compiled code keeps them in another form.
-        assert self.fingerprint
-        return CompiledTalker.of(self._modules.lm.talker)
+        compiled = self._forms.compiled
+        return None if compiled is None else CompiledFrame(compiled, state)
 
     def check_kernels(self, state: FrameState, batch: int) -> None:
         frame.check_kernels(self._modules.lm.talker, state, batch)
 
     def parts(self, state: FrameState) -> dict[str, Callable[[Tensor], object]]:
-        return frame.parts(self._modules.lm.talker, state)
+        return frame.parts(self._forms.in_torch, state)
 
     def frame_bytes(self, batch: int, context: int) -> int:
         # Talker and heads are read once, the predictor's layers once per codebook.

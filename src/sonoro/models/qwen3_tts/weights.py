@@ -11,6 +11,7 @@ from sonoro.nn.weights import DummyRule, Fusion, Shape, parted_names
 
 from .backbone import Talker
 from .codec import CodecDecoder, Qwen3Codec
+from .compiled import compiles
 from .config import (
     CodecConfig,
     CodecDecoderConfig,
@@ -128,6 +129,7 @@ FILES = ModelFiles(
     parts=_PARTS,
     rules=_DUMMY_RULES,
     is_wide=lambda name: name.startswith("speaker_encoder."),
+    reads_8_bits=lambda lm, device, dtype: compiles(lm.talker, device, dtype),
     row_terms=1,
     codec=CodecFile(
         make=Qwen3Codec, fusions=codec_fusions, unused=unused_shapes, is_wide=all_but(CodecDecoder), rules=_DUMMY_RULES

@@ -121,8 +121,8 @@ class CodecFile(Generic[C, M]):
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[str, ...]]:
         """The tensors of `file` as stored, the same with weight norm folded, and the names to skip. Raises
         `TensorMismatch` unless the others match `codec`."""
-        with stored.opened(stored.find(file)) as (headers, get):
-            found = {name: get(name) for name in headers}
+        with stored.opened(stored.find(file)) as contents:
+            found = {name: contents.get(name) for name in contents.entries}
         found = {name: tensor.to(device) for name, tensor in self.sift(found, config, file).items()}
         folded = torch_file.fold_norms(found, file)
         entries = stored.entries_of(folded, file)

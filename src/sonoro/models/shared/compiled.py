@@ -61,11 +61,6 @@ class PackedWeights:
         if packed is None:
             return Product(part.weight.data_ptr(), None, None, *shape)
         self._kept.append(packed)
-        if part.scale is None:
-            # The same numbers in a quarter of the memory, for what runs in torch after all.
-            weight, part.scale = packed
-            part.weight.requires_grad_(False)
-            part.weight.data = weight.transpose(1, 2).flatten(0, 1)[: len(part.weight)].contiguous()
         return Product(None, *(tensor.data_ptr() for tensor in packed), *shape)
 
 

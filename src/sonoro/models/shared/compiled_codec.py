@@ -8,41 +8,116 @@ from typing import cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from sonoro.models.shared.compiled import Addresses, affine
 from sonoro.native.library import BLOCK, CompiledCode, Conv, WindowLayer, Windows
-from sonoro.nn.causal import CausalConv1d, CausalConvTranspose1d
+from sonoro.nn.causal import CausalConv1d, CausalConvTranspose1d, CausalLayer, lay_out
 from sonoro.nn.history import History
 from sonoro.nn.linear import Linear
 from sonoro.nn.window import WindowLayer as Layer
 from sonoro.nn.window import WindowLayers
 
 
+class PackedConvs:
+    """Weights and biases of a codec's layers for the compiled code: packed at first use, once for all histories.
+    With `frees` the layers' own copies are freed; their shapes and first rows stay, for fingerprints."""
+
+    def __init__(self, library: CompiledCode, *, frees: bool = False) -> None:
+        self.library, self._frees = library, frees
+        self._convs: dict[nn.Module, _PackedConv] = {}
+
+    def conv(self, part: nn.Module, history: Tensor | None) -> Conv:
+        """That of `part`, keeping its left context in `history`."""
+        if part not in self._convs:
+            self._convs[part] = _PackedConv(part, self.library)
+            if self._frees:
+                weight = _weight(part)
+                weight.data = weight.data[:1].clone().expand_as(weight)
+        return self._convs[part].conv(history)
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Give the layers back what was freed: the same numbers. Nothing is freed from now on."""
+        if self._frees:
+            self._frees = False
+            for part, conv in self._convs.items():
+                _weight(part).data = conv.unpacked()
+                lay_out(part)
+
+
+class _PackedConv:
+    """Weight and bias of `part`: blocks [ceil(N / BLOCK), taps * C, BLOCK], in 8 bits with a `scale` [N] where the
+    checkpoint has it so. The weight of one output channel is as it is, in order of taps."""
+
+    def __init__(self, part: nn.Module, library: CompiledCode) -> None:
+        self._part, by_input = part, _by_input(part, _weight(part))
+        self._shape, flat = by_input.shape, by_input.flatten(0, 1).contiguous()
+        outputs = flat.shape[1]
+        self._scale: Tensor | None = None
+        if outputs == 1:
+            self._blocks = flat[None].clone()
+        elif (packed := library.pack(flat.t())) is None:
+            self._blocks = _padded(flat).unflatten(1, (-1, BLOCK)).transpose(0, 1).contiguous()
+        else:
+            self._blocks, self._scale = packed[0], _padded(packed[1])
+        bias = part.bias if isinstance(part, Linear) else cast(CausalConv1d, part).conv.bias
+        repeated = torch.zeros(outputs) if bias is None else bias.repeat(outputs // len(bias))
+        self._bias = _padded(repeated.detach())
+
+    def conv(self, history: Tensor | None) -> Conv:
+        """This, keeping its left context in `history`."""
+        assert history is None or (history.is_contiguous() and history.dtype == torch.float32)
+        (taps, inputs, outputs), dilation = self._shape, 1
+        if isinstance(self._part, CausalConv1d):
+            (dilation,) = self._part.conv.dilation
+        blocks, scale = self._blocks.data_ptr(), self._scale
+        weights = (blocks, None, None) if scale is None else (None, blocks, scale.data_ptr())
+        kept = (None, 0) if history is None else (history.data_ptr(), history.shape[1])
+        return Conv(*weights, self._bias.data_ptr(), kept[0], inputs, outputs, taps, dilation, kept[1])
+
+    def unpacked(self) -> Tensor:
+        """The weight of the part, in its shape."""
+        outputs, shape = self._shape[2], _weight(self._part).shape
+        flat = self._blocks.transpose(0, 1).flatten(1)[:, :outputs].float()
+        values = flat if self._scale is None else flat * self._scale[:outputs]
+        # Where each number stood: those of the weight are the same in another order.
+        order = _by_input(self._part, torch.arange(values.numel()).view(shape))
+        return torch.empty(values.numel()).index_copy_(0, order.flatten(), values.flatten()).view(shape)
+
+
+def _weight(part: nn.Module) -> Tensor:
+    return part.weight if isinstance(part, Linear) else cast(CausalConv1d, part).conv.weight
+
+
+def _by_input(part: nn.Module, weight: Tensor) -> Tensor:
+    """`weight` of `part` as that of a convolution, [taps, C, N]. A transposed one is a convolution with `stride`
+    outputs a row, of two taps if it has left context."""
+    if isinstance(part, Linear):
+        return weight.t()[None]
+    taps = weight.permute(2, 1, 0)
+    if isinstance(part, CausalConv1d):
+        return taps
+    (stride,) = cast(CausalConvTranspose1d, part).conv.stride
+    return torch.stack([half.flatten(0, 1).t() for half in reversed(taps.split(stride))])
+
+
+def _padded(rows: Tensor) -> Tensor:
+    """`rows` [..., N] with zeros up to a whole block."""
+    return F.pad(rows, (0, -rows.shape[-1] % BLOCK))
+
+
 class PackedLayers(Addresses):
     """A codec's layers for the compiled code, with their left context in `history`."""
 
-    def __init__(self, history: History, library: CompiledCode) -> None:
-        super().__init__(history)
-        self.history, self._code = history, library
+    def __init__(self, history: History, weights: PackedConvs) -> None:
+        super().__init__(history, weights)
+        self.history, self._weights, self._code = history, weights, weights.library
 
-    def linear(self, part: Linear) -> Conv:
-        return self._packed(part.weight[:, :, None], part.bias)
-
-    def conv(self, part: CausalConv1d, *, is_packed: bool = True) -> Conv:
-        """`part`; its weight in order of taps, if not `is_packed`, for one output channel."""
-        made = self._packed(part.conv.weight, part.conv.bias, part.key if part.length else "", part.conv.dilation[0])
-        if not is_packed:
-            made.weight = self.at(part.conv.weight[0].t().contiguous())
-        return made
-
-    def transposed(self, part: CausalConvTranspose1d) -> Conv:
-        """`part` as a convolution with `stride` outputs a row, of two taps if it has left context."""
-        (stride,), taps, bias = part.conv.stride, part.conv.weight.permute(2, 1, 0), part.conv.bias
-        assert bias is not None
-        parts = (taps[stride:], taps[:stride]) if part.length else (taps,)
-        weight = torch.stack([half.flatten(0, 1) for half in parts], dim=-1)
-        return self._packed(weight, bias.repeat(stride), part.key if part.length else "")
+    def conv(self, part: nn.Module) -> Conv:
+        """A linear layer, a causal convolution, or a transposed one as a convolution with `stride` outputs a row."""
+        key = part.key if isinstance(part, CausalLayer) and part.length else ""
+        return self._weights.conv(part, self.history.columns[key] if key else None)
 
     def windows(self, layers: WindowLayers) -> Windows:
         config = layers.config
@@ -61,23 +136,4 @@ class PackedLayers(Addresses):
         first, second = affine(layer.input_layernorm), affine(layer.post_attention_layernorm)
         scales = layer.self_attn_layer_scale.scale, layer.mlp_layer_scale.scale
         tensors = first[0], second[0], *scales, first[1], second[1], self.history.columns[attention.key]
-        return WindowLayer(*(self.linear(cast(Linear, part)) for part in parts), *map(self.at, tensors))
-
-    def _packed(self, weight: Tensor, bias: Tensor | None, key: str = "", dilation: int = 1) -> Conv:
-        """A `Conv` of `weight` [N, C, taps] and `bias` [N], that keeps its left context under `key`; in 8 bits if the
-        checkpoint has it so."""
-        outputs, inputs, taps = weight.shape
-        padding = (0, -outputs % BLOCK)
-        by_input = weight.permute(2, 1, 0).reshape(taps * inputs, outputs).contiguous()
-        bias = F.pad(torch.zeros(outputs) if bias is None else bias, padding)
-        history = self.history.columns[key] if key else None
-        packed = self._code.pack(by_input.t())
-        if packed is None:
-            blocks = F.pad(by_input, padding).unflatten(1, (-1, BLOCK)).transpose(0, 1).contiguous()
-            weights: tuple[int | None, ...] = (self.at(blocks), None, None)
-        else:
-            weights = (None, self.at(packed[0]), self.at(F.pad(packed[1], padding)))
-        return Conv(
-            *weights, self.at(bias), self.at(history),
-            inputs, outputs, taps, dilation, 0 if history is None else history.shape[1],
-        )  # fmt: skip
+        return WindowLayer(*(self.conv(cast(Linear, part)) for part in parts), *map(self.at, tensors))

@@ -39,7 +39,8 @@ class ModelFiles(Generic[C, L, M]):
     `make` builds the language model of a configuration; `finalize` is called once its weights are final. `fusions` map
     its names to those of a folder (or, given no names, of the release); `spelling` maps released names to those of a
     folder. `parts` are name prefixes by part, `rules` the random weights of dummy models. `is_wide`: tensors that stay
-    in float32. `row_terms`: layers in fp8 may take rows as so many terms in E4M3. The codec is in `codec_file`,
+    in float32. `reads_8_bits`: whether layers that a file has in 8 bits stay so, for a model on a device in a dtype.
+    `row_terms`: layers in fp8 may take rows as so many terms in E4M3. The codec is in `codec_file`,
     which may be the same, with `codec_parts`; `codec_config` derives its configuration."""
 
     make: Callable[[C], L]
@@ -52,6 +53,7 @@ class ModelFiles(Generic[C, L, M]):
     codec_config: Callable[[C], Any]
     rules: tuple[DummyRule, ...] = ()
     is_wide: Callable[[str], bool] = lambda name: False
+    reads_8_bits: Callable[[L, torch.device, torch.dtype], bool] = lambda lm, device, dtype: False
     row_terms: int = 0
     spelling: Callable[[Collection[str]], Callable[[str], str]] = lambda names: str
 
@@ -60,6 +62,10 @@ class ModelFiles(Generic[C, L, M]):
     ) -> Modules[L, M]:
         """Load the modules of a checkpoint folder. Raises `CheckpointError` naming tensors and files."""
         lm = self._empty(config, quantization)
+        if quantization == "none" and self.reads_8_bits(lm, device, dtype):
+            for part in lm.modules():
+                if isinstance(part, Linear):
+                    part.quantization = "stored"
         reading = self._reading(folder, config)
         # The codec first: while it is read, its tensors are in memory twice.
         codec_config = self.codec_config(config)
