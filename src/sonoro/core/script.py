@@ -19,6 +19,18 @@ class Run(NamedTuple):
     width: int
 
 
+class Said(NamedTuple):
+    """What is spoken in place of characters `start` to `end`, as is said at `at` of the source. `value` depends on the
+    `kind`: an alias, the text of a say-as with its `form`, or phonemes in the alphabet `form`."""
+
+    start: int
+    end: int
+    at: int
+    kind: str
+    value: str
+    form: str = ""
+
+
 class Line(msgspec.Struct, frozen=True, kw_only=True):
     """A stretch of a script that is spoken alike and never with another in one prompt.
 

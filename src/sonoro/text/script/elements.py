@@ -6,7 +6,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 
-from .marked import MAX_GAIN, MAX_RATE, MIN_RATE, Marked, Said
+from sonoro.core.script import Said
+
+from .marked import MAX_GAIN, MAX_RATE, MIN_RATE, Marked
 from .values import STRENGTHS, gain_of, number_of, rate_of, seconds_of
 
 MAX_DEPTH, MAX_ELEMENTS, MAX_ATTRIBUTES, MAX_ATTRIBUTE = 32, 2000, 16, 1000

@@ -7,6 +7,7 @@ only those of PLS may hold words of the lexicon, which are replaced up to four t
 from __future__ import annotations
 
 import hashlib
+import heapq
 import json
 import re
 import unicodedata
@@ -16,13 +17,13 @@ from typing import NamedTuple
 import msgspec
 
 from sonoro.core.errors import InvalidRequest
+from sonoro.core.script import Said
 
 MAX_RULES, MAX_KEY, MAX_ALIAS = 20_000, 200, 500
 MAX_LEXICONS = 8
 _MOST_ROUNDS = 4
 _APOSTROPHES = "'’"
-_RULE = ""
-"""The key of a trie's node under which its rules are: no character."""
+_WORD = re.compile(r"\w+")
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -59,6 +60,12 @@ class Match(NamedTuple):
     lexicon: Lexicon
 
     @property
+    def said(self) -> Said:
+        """What is said, at its place in the text."""
+        kind, value = ("alias", self.alias) if self.rule.phonemes is None else ("phoneme", self.rule.phonemes)
+        return Said(self.start, self.end, self.start, kind, value or "", self.rule.alphabet)
+
+    @property
     def alias(self) -> str | None:
         """What is said, with the words of a recursive lexicon in it replaced; None for phonemes."""
         said, used, home = self.rule.alias, {self.rule.text}, [self.lexicon]
@@ -79,6 +86,15 @@ def _may_replace(found: Match, used: set[str]) -> bool:
     return all(one.rule.text not in used for one in matches(alias, [found.lexicon]))
 
 
+class _Node(dict[str, "_Node"]):
+    """A node of the trie: those that follow by character, and the numbers of the `rules` whose key ends here."""
+
+    __slots__ = ("rules",)
+
+    def __init__(self) -> None:
+        self.rules: tuple[int, ...] = ()
+
+
 class Lexicon:
     """The `rules` of one lexicon, checked and ready to search. `is_recursive`: aliases are searched again, as in PLS.
     `version` is a digest of the rules. Raises `InvalidRequest`."""
@@ -89,7 +105,7 @@ class Lexicon:
         self.rules, self.is_recursive = tuple(rules), is_recursive
         canonical = [self.is_recursive, *(msgspec.to_builtins(rule) for rule in self.rules)]
         self.version = hashlib.sha256(json.dumps(canonical, sort_keys=True).encode()).hexdigest()
-        self._root: dict[str, object] = {}
+        self._root, self._first_words = _Node(), set[str]()
         for number, rule in enumerate(self.rules):
             rule.check()
             key = " ".join(rule.text.split())
@@ -97,22 +113,57 @@ class Lexicon:
                 for ending in ("", "s", "es") if rule.inflect else ("",):
                     self._add(form + ending, number)
 
+        self._is_of_words = all(_begins_a_word(rule) for rule in self.rules)
         firsts = {one for key in self._root for one in (key, key.upper(), key.title()) if len(one) == 1}
-        is_of_words = all(rule.word_boundaries and not _is_spaceless(rule.text[0]) for rule in self.rules)
-        only_first = r"(?<!\w)" if is_of_words else ""
         letters = "".join(map(re.escape, sorted(firsts)))
-        self.begins = re.compile(rf"{only_first}[{letters}]" if letters else "(?!)")
-        """What a match may begin with."""
+        self._first_letters = re.compile(f"[{letters}]" if letters else "(?!)")
 
     def _add(self, key: str, number: int) -> None:
+        if (word := _WORD.match(key)) is not None:
+            self._first_words |= {_lowered(word[0]), _lowered(word[0]) + "s"}
         node = self._root
         for character in key:
-            node = node.setdefault(_folded(character), {})  # type: ignore[assignment]
-        node.setdefault(_RULE, []).append(number)  # type: ignore[attr-defined]
+            folded = _folded(character)
+            if folded not in node:
+                node[folded] = _Node()
+            node = node[folded]
+        node.rules += (number,)
+
+    def starts(self, text: str, start: int, stop: int) -> Iterator[int]:
+        """Where in characters `start` to `stop` of `text` a match may begin, or with more text behind it."""
+        if not self._is_of_words:
+            yield from (found.start() for found in self._first_letters.finditer(text, start, stop))
+            return
+        lowered = _lowered(text)
+        if len(lowered) != len(text):  # a rare capital has two small letters
+            lowered = text
+        is_cut = stop == len(text) and lowered[-1:].isalnum()
+        if not is_cut and self._first_words.isdisjoint(_WORD.findall(lowered, start, stop)):
+            return
+        for found in _WORD.finditer(lowered, start, stop):
+            if found[0] in self._first_words or (is_cut and found.end() == stop):
+                yield found.start()
 
     def longest(self, text: str, start: int, stop: int) -> Match | None:
         """The longest match at `start` of `text` that ends by `stop`."""
         best: Match | None = None
+        for node, at in self._walk(text, start, stop):
+            for number in node.rules:
+                if _fits(self.rules[number], text, start, at):
+                    best = Match(start, at, self.rules[number], self)
+                    break
+        return best
+
+    def may_change(self, text: str, start: int, stop: int) -> bool:
+        """Whether more text behind `text` may change the longest match at `start`, up to `stop`."""
+        for node, at in self._walk(text, start, stop):
+            # What follows a key decides whether it ends there, by two characters at most.
+            if (node and at == len(text)) or (node.rules and at + 2 > len(text)):
+                return True
+        return False
+
+    def _walk(self, text: str, start: int, stop: int) -> Iterator[tuple[_Node, int]]:
+        """The nodes along `text` from `start` on, and where the key of each ends."""
         node, at = self._root, start
         while at < stop:
             character = text[at]
@@ -120,25 +171,30 @@ class Lexicon:
             if character.isspace():
                 while at < stop and text[at].isspace():
                     at += 1
-                character = " "
             following = node.get(_folded(character))
             if following is None:
-                break
-            node = following  # type: ignore[assignment]
-            for number in node.get(_RULE, ()):  # type: ignore[attr-defined]
-                if _fits(self.rules[number], text, start, at):
-                    best = Match(start, at, self.rules[number], self)
-                    break
-        return best
+                return
+            node = following
+            yield node, at
 
 
 def _folded(character: str) -> str:
     return " " if character.isspace() else character.lower()
 
 
+def _lowered(text: str) -> str:
+    # By character, as the trie is: a word ends in another small sigma.
+    return text.lower() if text.isascii() else "".join(map(str.lower, text))
+
+
+def _begins_a_word(rule: Rule) -> bool:
+    first = rule.text.lstrip()[0]
+    return rule.word_boundaries and not _is_spaceless(first) and _WORD.match(first) is not None
+
+
 def _fits(rule: Rule, text: str, start: int, end: int) -> bool:
     """Whether `text[start:end]`, which equals the key but for its case, is a match of `rule`."""
-    if rule.case_sensitive is not False:
+    if rule.case_sensitive is not False and text[start:end] != rule.text:
         key, found = "".join(rule.text.split()), "".join(text[start:end].split())
         key, found = unicodedata.normalize("NFC", key), unicodedata.normalize("NFC", found)
         found = found[: len(key)]
@@ -166,11 +222,11 @@ def _is_spaceless(character: str) -> bool:
 def matches(text: str, lexicons: Sequence[Lexicon], start: int = 0, end: int | None = None) -> Iterator[Match]:
     """The matches of `lexicons` in characters `start` to `end` of `text`, from left to right without overlap.
     What stands around them counts for the borders of words."""
-    stop = len(text) if end is None else end
-    at = start
-    while hits := [hit.start() for lexicon in lexicons if (hit := lexicon.begins.search(text, at, stop))]:
-        at = min(hits)
-        found = next((one for lexicon in lexicons if (one := lexicon.longest(text, at, stop)) is not None), None)
+    at, stop = start, len(text) if end is None else end
+    for begin in heapq.merge(*(lexicon.starts(text, start, stop) for lexicon in lexicons)):
+        if begin < at:
+            continue
+        found = next((one for lexicon in lexicons if (one := lexicon.longest(text, begin, stop)) is not None), None)
         if found is not None:
             yield found
-        at = at + 1 if found is None else found.end
+            at = found.end

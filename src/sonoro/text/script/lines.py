@@ -11,13 +11,13 @@ from itertools import pairwise
 import msgspec
 
 from sonoro.core.errors import UnknownVoice
-from sonoro.core.script import Line, Run, Script, Span
+from sonoro.core.script import Line, Run, Said, Script, Span
 from sonoro.core.types import ModelSpec, OnMarkup, is_speakable, listed
 from sonoro.text.origins import Origins
 from sonoro.text.splitting import language_name
 
 from .lexicon import Lexicon, matches
-from .marked import Marked, Said, Style, place_of
+from .marked import Marked, Style, place_of
 from .phonemes import arpabet
 from .say_as import KINDS, say
 
@@ -102,14 +102,14 @@ class Composer:
         self._said: list[tuple[Span, str]] = []
         self._seen = 0, 0
         self.update()
-        self._said = sorted([*self._said, *self._spoken([*self._of_lexicons(lexicons)])])
+        self.update([*self._of_lexicons(lexicons)] if lexicons else ())
 
-    def update(self) -> None:
-        """Take in what `marked` has gained."""
+    def update(self, more: Sequence[Said] = ()) -> None:
+        """Take in what `marked` has gained, and `more` that is said, of which it does not know."""
         ignored, said = self._seen
         for name, at in self._marked.ignored[ignored:]:
             self._refuse(name, at)
-        self._said = sorted([*self._said, *self._spoken(self._marked.said[said:])])
+        self._said = sorted([*self._said, *self._spoken([*self._marked.said[said:], *more])])
         self._seen = len(self._marked.ignored), len(self._marked.said)
 
     @property
@@ -153,25 +153,9 @@ class Composer:
 
     def _of_lexicons(self, lexicons: Sequence[Lexicon]) -> Iterator[Said]:
         """What `lexicons` say between the borders of other markup."""
-        marked = self._marked
-        if not lexicons:
-            return
-        borders = {0, len(marked.text), *marked.pauses, *marked.borders, *(at for at, _ in marked.styles)}
-        borders.update(at for said in marked.said for at in said[:2])
-        taken = {at for said in marked.said for at in range(said.start, said.end)}
-        for start, end in pairwise(sorted(borders)):
-            if start not in taken:
-                for found in matches(marked.text, lexicons, start, end):
-                    rule = found.rule
-                    kind = "alias" if rule.phonemes is None else "phoneme"
-                    yield Said(
-                        found.start,
-                        found.end,
-                        self._at(found.start),
-                        kind,
-                        found.alias or rule.phonemes or "",
-                        rule.alphabet,
-                    )
+        for start, end in self._marked.free(0, len(self._marked.text)):
+            for found in matches(self._marked.text, lexicons, start, end):
+                yield found.said._replace(at=self._at(found.start))
 
     def _spoken(self, said: Sequence[Said]) -> list[tuple[Span, str]]:
         """The words for each of `said` that is honoured, in order."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import NamedTuple
 
 from sonoro.core.errors import InvalidRequest
+from sonoro.core.script import Said, Span
 from sonoro.text.origins import Origins
 
 MAX_PAUSE_S, MAX_PAUSES_S = 60.0, 600.0
@@ -25,18 +27,6 @@ class Style:
     gain: float = 1.0
     language: str | None = None
     instructions: str | None = None
-
-
-class Said(NamedTuple):
-    """What is spoken in place of characters `start` to `end`, as markup at `at` of the source says. `value` depends on
-    the `kind`: an alias, the text of a say-as with its `form`, or phonemes in the alphabet `form`."""
-
-    start: int
-    end: int
-    at: int
-    kind: str
-    value: str
-    form: str = ""
 
 
 class Ignored(NamedTuple):
@@ -109,6 +99,14 @@ class Marked:
         """Part the words before from those to come."""
         if self.text and not self.text[-1].isspace():
             self.add(" ", at, at)
+
+    def free(self, start: int, end: int) -> list[Span]:
+        """The stretches of characters `start` to `end` between the borders of markup, without what it replaces."""
+        borders = {start, end, *self.pauses, *self.borders, *(at for at, _ in self.styles)}
+        borders.update(at for said in self.said for at in said[:2])
+        taken = {at for said in self.said for at in range(said.start, said.end)}
+        cuts = sorted(at for at in borders if start <= at <= end)
+        return [(first, last) for first, last in pairwise(cuts) if first not in taken]
 
     def ignore(self, name: str, at: int) -> None:
         self.ignored.append(Ignored(name, at))

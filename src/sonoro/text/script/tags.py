@@ -16,8 +16,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
+from sonoro.core.script import Said
+
 from .elements import Elements
-from .marked import MAX_RATE, MIN_RATE, Marked, Said
+from .marked import MAX_RATE, MIN_RATE, Marked
 from .values import number_of, seconds_of
 
 LONGEST = 256
