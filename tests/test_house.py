@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 LIMITS = {
-    "lines of src": 47_160,
+    "lines of src": 47_550,
     "lines of core": 1_400,
     "lines of engine": 3_825,
     "lines of a file": 450,
     "lines of a class": 300,
     "methods of a class": 20,
-    "lines of a function": 50,
+    "lines of a function": 52,
     "lines of a function, p90": 16,
     "lines of a kernel": 80,
     "modules in an import circle": 0,

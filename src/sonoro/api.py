@@ -30,7 +30,7 @@ from sonoro.core.types import (
     TextFormat,
 )
 from sonoro.text.english.readable import remarks
-from sonoro.text.script import Lexicon, lexicon_of, read_lexicon, scripted
+from sonoro.text.script import MAX_LEXICONS, Lexicon, lexicon_of, read_lexicon, scripted
 
 if TYPE_CHECKING:
     from sonoro.models.base import LoadedModel
@@ -361,12 +361,15 @@ def with_script(
     request: SpeechRequest, spec: ModelSpec, lexicons: Sequence[LexiconLike], speed: float
 ) -> SpeechRequest:
     """`request` with the script of its text, for audio played at `speed`: what `TTS` makes of a request first."""
-    return request if request.script is not None else scripted(request, spec, _lexicons(lexicons), speed=speed)
+    ready = [_lexicon(one) for one in lexicons]
+    return request if request.script is not None else scripted(request, spec, ready, speed=speed)
 
 
 def _lexicons(given: Sequence[LexiconLike]) -> tuple[Lexicon, ...]:
     if isinstance(given, str | Mapping):
         raise InvalidRequest("lexicons", given, "it must be a list, even of one")
+    if len(given) > MAX_LEXICONS:
+        raise InvalidRequest("lexicons", f"{len(given)} given", f"at most {MAX_LEXICONS}")
     return tuple(_lexicon(one) for one in given)
 
 

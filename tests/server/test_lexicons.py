@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 from servers import SETTINGS, Server, check_error, serving
-from sessions import session, socket
+from sessions import audio_of, session, socket
 from sine_engines import nothing_left, run
+
+from sonoro.core.errors import ConfigError
+from sonoro.server.lexicons import LexiconStore
 
 __all__ = ["nothing_left"]
 
@@ -121,9 +124,15 @@ def test_elevenlabs_dictionaries_are_lexicons() -> None:
             body["pronunciation_dictionary_locators"] = [{"pronunciation_dictionary_id": "unknown"}]
             sent = await server.http.post("/v1/text-to-speech/low?output_format=pcm_8000", json=body)
             assert sent.status_code == 404
-            async with socket(server, "/v1/text-to-speech/low/stream-input") as client:
+            async with socket(server, "/v1/text-to-speech/low/stream-input?output_format=pcm_8000") as client:
                 await client.say({"text": " ", "pronunciation_dictionary_locators": [locator]})
-                assert "pronunciation_dictionary_locators" in (await client.hear_until())[-1]["message"]
+                for text in ("S", "Q", "L", ""):
+                    await client.say({"text": text})
+                assert len(audio_of(await client.hear_until())) == 160 * 6
+            async with socket(server, "/v1/text-to-speech/low/stream-input") as client:
+                unknown = body["pronunciation_dictionary_locators"]
+                await client.say({"text": " ", "pronunciation_dictionary_locators": unknown})
+                assert "unknown" in (await client.hear_until())[-1]["message"]
 
     run(ask())
 
@@ -143,9 +152,84 @@ def test_cartesias_dictionaries_are_lexicons() -> None:
             assert len((await server.http.get("/pronunciation-dicts/")).json()["data"]) == 1
             rest = await server.http.get("/pronunciation-dicts/", params={"starting_after": made["id"]})
             assert rest.json()["data"] == []
+            async with socket(server, "/tts/websocket?cartesia_version=2025-04-16") as client:
+                said = {**asked, "context_id": "a", "model_id": "sonic-3"}
+                for text in ("s", "ql"):
+                    await client.say({**said, "transcript": text, "continue": text == "s"})
+                assert len(audio_of(await client.hear_until(type="done"), "data")) == 160
             assert (await server.http.delete(path)).status_code == 204
             assert (await server.http.post("/tts/bytes", json=asked)).status_code == 404
             async with session(server) as live:
                 assert (await live.refused("session.config", lexicons=["a"]))["param"] == "lexicons"
+
+    run(ask())
+
+
+def test_lexicons_speak_live_text_wherever_it_is_cut() -> None:
+    rules = {"SQL": "sequel and more", "New York": "a", "New York City": "bee"}
+    text = "SQL's at New York. New York City [pause:1s]SQL"
+
+    async def ask() -> None:
+        async with serving("live") as server:
+            whole = await server.http.post(
+                SPEECH, json={"input": text, "response_format": "pcm", "lexicons": [rules], "on_markup": "plain"}
+            )
+            async with session(server) as live:
+                await live.say("session.config", response_format="pcm", lexicons=[rules], timestamps=["word"])
+                await live.hear()
+                for size in (1, 3, 50):
+                    pieces = [text[start : start + size] for start in range(0, len(text), size)]
+                    audio, events = await live.speak(*pieces)
+                    assert abs(len(audio) - len(whole.content)) <= 2 * 160
+                    assert events[-1]["characters"] == len(text)
+
+    run(ask())
+
+
+def test_a_server_has_lexicons_for_every_text(tmp_path: Path) -> None:
+    (tmp_path / "words.txt").write_text("SQL=sequel\n")
+    settings = dataclasses.replace(SETTINGS, lexicons=(str(tmp_path / "words.txt"),))
+
+    async def ask() -> None:
+        async with serving("shown", settings) as server:
+            assert await letters(server, "SQL") == 6
+            assert await letters(server, "SQL", lexicons=[{"SQL": "x"}]) == 1
+            async with socket(server, "/v1/speak?encoding=linear16&sample_rate=8000") as client:
+                await client.hear()
+                await client.say({"type": "Speak", "text": "SQL"})
+                await client.say({"type": "Flush"})
+                heard = await client.hear_until(type="Flushed")
+                assert len(audio_of([one for one in heard if isinstance(one, bytes)])) == 160 * 6
+            limits = (await server.http.get("/v1/models")).json()["configuration"]["server"]
+            assert (limits["lexicons"], limits["lexicons_folder"]) == ("1 set", "")
+
+    run(ask())
+    (tmp_path / "words.txt").write_text("SQL")
+    with pytest.raises(ConfigError, match="line 1"):
+        LexiconStore(settings, 1)
+
+
+def test_registered_lexicons_outlive_a_server_and_are_shared(tmp_path: Path) -> None:
+    settings = dataclasses.replace(SETTINGS, api_keys=("one", "two"), lexicons_folder=str(tmp_path / "kept"))
+    one, two = ({"authorization": f"Bearer {key}"} for key in ("one", "two"))
+
+    async def ask() -> None:
+        async with serving("shown", settings) as server, serving("shown", settings) as other:
+            made = [
+                await server.http.post(LEXICONS, json={"name": "words", "rules": {"SQL": alias}}, headers=one)
+                for alias in ("sequel", "s q l")
+            ]
+            asked = {"input": "SQL", "response_format": "pcm", "lexicons": ["words"]}
+            assert len((await other.http.post(SPEECH, json=asked, headers=one)).content) == 160 * 5
+            (tmp_path / "kept" / "broken.json").write_text("{")
+        async with serving("shown", settings) as server:
+            [shown] = (await server.http.get(LEXICONS, headers=one)).json()["lexicons"]
+            assert (await server.http.get(LEXICONS, headers=two)).json()["lexicons"] == []
+            first, second = (answer.json()["version"] for answer in made)
+            assert shown["version"] == second
+            asked["lexicons"] = [{"name": "words", "version": first}]
+            assert len((await server.http.post(SPEECH, json=asked, headers=one)).content) == 160 * 6
+            assert (await server.http.delete(f"{LEXICONS}/words", headers=one)).status_code == 200
+            assert [path.name for path in (tmp_path / "kept").iterdir()] == ["broken.json"]
 
     run(ask())

@@ -106,6 +106,8 @@ def serve(  # noqa: PLR0917
     allow_reference_urls: Annotated[bool | None, _of("allow_reference_urls")] = None,
     log_format: Annotated[str | None, _of("log_format")] = None,
     reference_folder: Annotated[str | None, _of("reference_folder")] = None,
+    lexicon: Annotated[list[str] | None, _of("lexicons")] = None,
+    lexicons_folder: Annotated[str | None, _of("lexicons_folder")] = None,
     wyoming: Annotated[str | None, _of("wyoming")] = None,
     wyoming_name: Annotated[str | None, _of("wyoming_name")] = None,
 ) -> None:

@@ -6,13 +6,14 @@ it. Depends on the protocols of `models.base` and on no model. Not thread-safe."
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 
 import msgspec
 
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import EngineBusy, InvalidRequest
+from sonoro.core.script import Said
 from sonoro.core.types import Event, Reference, SpeechRequest
 from sonoro.engine.lifecycle import Lifecycle, Output
 from sonoro.engine.pages import PagePool
@@ -161,10 +162,11 @@ class Engine:
                 self.lifecycle.queue(request)
         self._requests[params.id] = request
 
-    def append(self, request_id: str, text: str) -> None:
-        """Append `text` to a live request. Text that cannot be spoken fails the request; unknown ids are ignored."""
+    def append(self, request_id: str, text: str, said: Sequence[Said] = ()) -> None:
+        """Append `text` to a live request, of which is `said` what lexicons say. Text that cannot be spoken fails the
+        request; unknown ids are ignored."""
         if request_id in self._requests:
-            self.lifecycle.add_text(self._requests[request_id], text, is_last=False)
+            self.lifecycle.add_text(self._requests[request_id], text, said, is_last=False)
 
     def end_text(self, request_id: str) -> None:
         """Mark the text of a live request as complete. Does nothing if it already is, or if the id is unknown."""

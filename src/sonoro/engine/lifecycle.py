@@ -4,7 +4,7 @@ Depends on no model; makes no plan."""
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
@@ -13,13 +13,13 @@ import numpy.typing as npt
 
 from sonoro.core.errors import EngineError, InvalidRequest, border
 from sonoro.core.events import Fault, Word
+from sonoro.core.script import Said
 from sonoro.core.types import AudioChunk, Event, Failed, Finished, FinishReason, ModelSpec
 from sonoro.engine.prompts import Prompts
 from sonoro.engine.request import Progress, Request
 from sonoro.engine.runner import Decoded, Launched, Runner
 from sonoro.engine.scheduler import Plan, Scheduler
 from sonoro.engine.voices import Voices
-from sonoro.text.script.live import LiveScript
 
 logger = logging.getLogger(__name__)
 
@@ -150,7 +150,7 @@ class Output:
 
 def _warnings(request: Request) -> tuple[str, ...]:
     """What markup of the text was not honoured."""
-    script = request.live if isinstance(request.live, LiveScript) else request.params.script
+    script = request.params.script if request.live is None else request.live
     return () if script is None else script.warnings
 
 
@@ -196,12 +196,13 @@ class Lifecycle:
                 self._voices.attach(request)
                 self.queue(request)
 
-    def add_text(self, request: Request, text: str, *, is_last: bool) -> None:
-        """Add `text` to a live request, or end its text if `is_last`. An error fails the request."""
+    def add_text(self, request: Request, text: str, said: Sequence[Said] = (), *, is_last: bool) -> None:
+        """Add `text` to a live request, of which is `said` what lexicons say, or end its text if `is_last`. An error
+        fails the request."""
         with self._border(request):
             if request.live is None:
                 raise InvalidRequest("text", text, "only a live request takes more text")
-            spoken = request.live.append(text) + (request.live.end() if is_last else "")
+            spoken = request.live.append(text, said) + (request.live.end() if is_last else "")
             if request.words is not None:
                 request.words.append(spoken)
             self._prompts.note_markup(request)

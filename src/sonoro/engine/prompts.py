@@ -61,7 +61,7 @@ class Prompts:
         self._max_frames = min(config.max_frames, model.spec.max_frames)
 
     def cut_segments(self, request: Request) -> None:
-        """Set the segments of a new request, or its `LiveFeed` if it is live, and its `words` if they are needed.
+        """Set the segments of a new request, or its `LiveScript` if it is live, and its `words` if they are needed.
         Raises `InvalidRequest` for text that cannot be spoken, and for `max_frames` beyond what the text can take."""
         params = request.params
         # Faults are found by word times too.
@@ -111,7 +111,7 @@ class Prompts:
     def note_markup(self, request: Request) -> None:
         """Have the lines of live text played as its markup says, once there is any."""
         live, spec = request.live, self._spec
-        if request.played is None and isinstance(live, LiveScript) and live.is_marked:
+        if request.played is None and live is not None and live.is_marked:
             samples = max(request.audio_frames * spec.hop - spec.lead_in, 0)
             segment = request.segment if request.progress.decoded else None
             request.played = Played(live.origins, spec.sample_rate, samples, segment)
@@ -168,7 +168,7 @@ class Prompts:
                 limit = max(self._most_frames(request, segment), request.steps + 1)
                 request.progress.limit = min(request.progress.limit, limit)
 
-    def _feed(self, request: Request) -> LiveFeed | LiveScript:
+    def _feed(self, request: Request) -> LiveScript:
         model, params = self._model, request.params
 
         def feed(line: Line, segments: list[Segment], start: int) -> LiveFeed:
@@ -184,8 +184,6 @@ class Prompts:
                 start=start,
             )
 
-        if params.markup == "none":
-            return feed(Line(text="", origins=()), [], 0)
         delivery = Delivery(self._spec, self._spec.voice_aliases, params.on_markup, params.language or "auto")
         return LiveScript(params.markup, delivery, feed, _MAX_LIVE_CHARACTERS)
 

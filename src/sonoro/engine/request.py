@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sonoro.core.types import FinishReason, SpeechRequest, Timings
-from sonoro.text.live_feed import LiveFeed
 from sonoro.text.script.live import LiveScript
 from sonoro.text.splitting import LETTERS_PER_S, Segment
 
@@ -139,7 +138,7 @@ class Request:
     segments: list[Segment]
     voice: Voice | None
     playback: Playback
-    live: LiveFeed | LiveScript | None = None
+    live: LiveScript | None = None
     index: int = 0
     attempt: int = 0
     progress: Progress = field(default_factory=Progress)

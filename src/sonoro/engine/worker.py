@@ -165,8 +165,8 @@ class Worker:
             case Submit(request):
                 with border(lambda error: self._link.send([Failed.of(request.id, error)])):
                     self._engine.submit(request)
-            case AppendText(request_id, text):
-                self._engine.append(request_id, text)
+            case AppendText(request_id, text, said):
+                self._engine.append(request_id, text, said)
             case EndText(request_id):
                 self._engine.end_text(request_id)
             case Cancel(request_id):

@@ -71,6 +71,8 @@ class ServerConfig(Settings):
     allow_reference_urls: bool = setting(False, "fetch recordings by URL from public hosts")
     log_format: str = setting("text", "text or json", choices=LOG_FORMATS)
     reference_folder: str = setting("", "folder of recordings that requests may name; empty for none")
+    lexicons: tuple[str, ...] = setting((), "file of words and how they are said, for every text", flag="lexicon")
+    lexicons_folder: str = setting("", "folder or bucket (s3://...) for registered lexicons; empty: in memory")
     wyoming: str = setting("", "PORT or HOST:PORT for Home Assistant's protocol Wyoming, which has no keys")
     wyoming_name: str = setting("", "name announced to Home Assistant; empty for no announcement")
 
@@ -107,7 +109,8 @@ class ServerConfig(Settings):
     @property
     def public(self) -> dict[str, Any]:
         """What of `shown` clients may know."""
-        values = {**self.shown, "reference_folder": "set" if self.reference_folder else ""}
+        folders = {name: "set" if getattr(self, name) else "" for name in ("reference_folder", "lexicons_folder")}
+        values = {**self.shown, **folders, "lexicons": f"{len(self.lexicons)} set"}
         hidden = ("host", "port", "wyoming", "api_keys", "admin_keys")
         return {name: value for name, value in values.items() if name not in hidden}
 

@@ -6,6 +6,7 @@ subclasses of `ContextSession` parse the client's messages and write the events.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 from abc import abstractmethod
 from collections.abc import Callable
@@ -17,11 +18,12 @@ from starlette.types import Message
 from starlette.websockets import WebSocket
 
 from sonoro.core.errors import InvalidRequest, SonoroError
-from sonoro.core.types import AudioChunk, Finished, SpeechRequest
+from sonoro.core.types import AudioChunk, Finished
 from sonoro.server.errors import TooManyRequests, Unauthorized
 from sonoro.server.keys import ANONYMOUS, Caller
 from sonoro.server.schemas import SpeechBody
 from sonoro.server.service import Service
+from sonoro.server.stream import Speech
 from sonoro.server.timeline import Timed, Timeline
 from sonoro.server.utterance import Utterance
 from sonoro.server.websocket_session import WebSocketSession
@@ -53,12 +55,12 @@ class Context:
     Every call returns at once; events go to the session's `on_...` methods."""
 
     def __init__(
-        self, session: ContextSession, name: str | None, body: SpeechBody, request: SpeechRequest, convert: Convert
+        self, session: ContextSession, name: str | None, body: SpeechBody, speech: Speech, convert: Convert
     ) -> None:
         self.name, self.dialect = name, session.dialect
         self.wire: Any = None
         """State of the session's wire format."""
-        self._session, self._body, self._request, self._convert = session, body, request, convert
+        self._session, self._body, self._speech, self._convert = session, body, speech, convert
         self._steps: asyncio.Queue[str | int | Utterance | _End] = asyncio.Queue()
         self._waiting_characters, self._text, self._last_piece = 0, "", ""
         self._numbers, self._flushes = itertools.count(1), itertools.count(1)
@@ -155,8 +157,9 @@ class Context:
         if self._utterance is not None:
             self._utterance.append(text)
         elif self._text:
-            named = msgspec.structs.replace(self._request, id=f"{self._request.id}.{next(self._numbers)}")
-            self._utterance = utterance = Utterance(self, self._session.service, self._body, named)
+            request, lexicons = self._speech.request, self._speech.lexicons
+            named = msgspec.structs.replace(request, id=f"{request.id}.{next(self._numbers)}")
+            self._utterance = utterance = Utterance(self, self._session.service, self._body, named, lexicons)
             utterance.append(self._text)
             utterance.speaking.add_done_callback(lambda _: self._steps.put_nowait(utterance))
 
@@ -211,13 +214,14 @@ class ContextSession(WebSocketSession):
         """Send `message` as JSON; raises as `send` does."""
         await self.send(msgspec.json.encode(message).decode())
 
-    def begin(self, name: str | None, body: SpeechBody, request: SpeechRequest, convert: Convert) -> Context:
-        """Open context `name` with the parameters of `request`; its audio is encoded as `body` asks, then passed
+    def begin(self, name: str | None, body: SpeechBody, speech: Speech, convert: Convert) -> Context:
+        """Open context `name` with the parameters of `speech`; its audio is encoded as `body` asks, then passed
         through `convert`. Raises `TooManyRequests`."""
         if len(self.contexts) >= MAX_CONTEXTS:
             raise TooManyRequests(f"{MAX_CONTEXTS} contexts are open on this socket; end one first")
-        named = msgspec.structs.replace(request, id=f"{request.id}.{next(self._numbers)}")
-        context = self.contexts[name] = Context(self, name, body, named, convert)
+        named = msgspec.structs.replace(speech.request, id=f"{speech.request.id}.{next(self._numbers)}")
+        speech = dataclasses.replace(speech, request=named)
+        context = self.contexts[name] = Context(self, name, body, speech, convert)
         return context
 
     async def free(self, name: str | None) -> None:

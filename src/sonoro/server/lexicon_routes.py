@@ -54,7 +54,7 @@ def lexicon_routes(service: Service) -> APIRouter:
         caller = request.state.caller
         mine = [one for one in store.of(caller) if one.owner == caller.owner and one.name == body.name]
         into = mine[-1] if mine else None
-        return shown(store.put(caller, lexicon, body.name, description=body.description, into=into))
+        return shown(await store.put(caller, lexicon, body.name, description=body.description, into=into))
 
     @router.get("/{name}", responses=_ONE)
     async def lexicon(request: Request, name: str) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def lexicon_routes(service: Service) -> APIRouter:
     @router.delete("/{name}", responses=_REFUSED)
     async def delete(request: Request, name: str) -> dict[str, Any]:
         """Delete one's own lexicon. Running requests still use it."""
-        store.delete(request.state.caller, name)
+        await store.delete(request.state.caller, name)
         return {"name": name, "deleted": True}
 
     return router

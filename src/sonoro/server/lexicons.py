@@ -1,21 +1,31 @@
-"""Registered lexicons: a store in memory, owned by keys. Files of the server's own have names too. Knows no route."""
+"""Registered lexicons, owned by keys: a store in memory, a folder or a bucket. Files of the server's own have names
+too. Knows no route."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
+import msgspec
 from pydantic import JsonValue
 
-from sonoro.core.errors import InvalidRequest
+from sonoro.core.errors import ConfigError, EngineError, InvalidRequest
+from sonoro.server.config import ServerConfig
 from sonoro.server.errors import TooManyLexicons, UnknownLexicon
 from sonoro.server.keys import ANONYMOUS, Caller
-from sonoro.text.script import Lexicon, lexicon_of, read_lexicon
+from sonoro.server.voice_files import MAX_VOICE_BYTES, Files, Memory, NotAVoice, open_files
+from sonoro.text.script import Lexicon, Rule, lexicon_of, read_lexicon
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 MAX_OF_KEY, MAX_VERSIONS, MAX_RULES = 64, 8, 200_000
 """Lexicons of a key, versions of one, and rules of all keys together; each key has an equal share of the last."""
@@ -24,12 +34,13 @@ MAX_INLINE_RULES = 500
 """Rules that a request may bring: it takes 10 ms to make them ready."""
 
 MAX_NAME = 100
+_SUFFIX = ".json"
 _SUFFIXES = (".pls", ".xml", ".json", ".txt", ".tsv")
 
 
 @dataclass(eq=False)
 class StoredLexicon:
-    """A lexicon with its versions, by digest; the newest comes last."""
+    """A lexicon with its versions, by digest, and the file of each; the newest comes last."""
 
     id: str
     name: str
@@ -37,19 +48,79 @@ class StoredLexicon:
     description: str = ""
     created_s: float = field(default_factory=time.time)
     versions: dict[str, Lexicon] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
 
     @property
     def newest(self) -> Lexicon:
         return next(reversed(self.versions.values()))
 
+    def add(self, lexicon: Lexicon, file: str) -> list[str]:
+        """Make `lexicon` the newest version; returns the files that are not needed any more."""
+        old = [known for version, known in self.files.items() if version == lexicon.version and known != file]
+        self.drop(lexicon.version)
+        self.versions[lexicon.version], self.files[lexicon.version] = lexicon, file
+        while len(self.versions) > MAX_VERSIONS:
+            oldest = next(iter(self.versions))
+            old.append(self.files[oldest])
+            self.drop(oldest)
+        return old
+
+    def drop(self, version: str) -> None:
+        self.versions.pop(version, None)
+        self.files.pop(version, None)
+
+
+class _File(msgspec.Struct, frozen=True):
+    """What a file holds: a version of a lexicon, with what is known of the lexicon."""
+
+    id: str
+    name: str
+    owner: str
+    description: str
+    created_s: float
+    is_recursive: bool
+    rules: list[Rule]
+
 
 class LexiconStore:
-    """The lexicons that callers have registered, and files of `folder`, if it is not empty. Not persistent."""
+    """The lexicons that callers have registered, in the server's `lexicons_folder` or in memory, and files of its
+    `reference_folder`. `always` are those of every text. Call `open` first. Other servers may write to the same folder;
+    `refresh` reads their changes."""
 
-    def __init__(self, folder: str, owners: int) -> None:
-        self._folder, self._share = Path(folder) if folder else None, MAX_RULES // owners
+    def __init__(self, config: ServerConfig, owners: int) -> None:
+        self.always = tuple(_of_server(path) for path in config.lexicons)
+        self._folder, self._share = config.reference_folder, MAX_RULES // owners
+        self._location, self._files = config.lexicons_folder, cast(Files, Memory())
+        self._thread, self._lock = ThreadPoolExecutor(1, thread_name_prefix="lexicons"), asyncio.Lock()
         self._stored: dict[str, StoredLexicon] = {}
-        self._files: dict[tuple[str, int], Lexicon] = {}
+        self._read: dict[tuple[str, int], Lexicon] = {}
+        self._passed_over: set[str] = set()
+
+    async def open(self) -> None:
+        """Read the registered lexicons. Raises `ConfigError` if the folder cannot be used."""
+        if self._location:
+            self._files = await self._in_thread(open_files, "lexicons_folder", self._location)
+        await self.refresh()
+
+    def close(self) -> None:
+        """Drop queued work; running work is not waited for."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def refresh(self) -> None:
+        """Read what other servers have written. A failure logs a warning."""
+        if not self._location:
+            return
+        async with self._lock:
+            try:
+                there = await self._in_thread(self._files.stamps)
+                known = {file: one for one in self._stored.values() for file in one.files.values()}
+                for file, one in known.items():
+                    if file not in there:
+                        self._forget(one, file)
+                for file in sorted(there.keys() - known.keys() - self._passed_over):
+                    await self._load(file)
+            except OSError as error:
+                logger.warning("event=lexicons_not_read reason=%r", str(error))
 
     def of(self, caller: Caller) -> list[StoredLexicon]:
         """The lexicons that `caller` may use."""
@@ -64,24 +135,29 @@ class LexiconStore:
             raise UnknownLexicon("lexicons", name, "no lexicon of that name is registered with this key")
         return found[-1]
 
-    def put(
+    async def put(
         self, caller: Caller, lexicon: Lexicon, name: str, *, description: str = "", into: StoredLexicon | None = None
     ) -> StoredLexicon:
-        """Store `lexicon` as a new one of that name, or as the newest version of `into`."""
+        """Store `lexicon` as a new one of that name, or as the newest version of `into`, which gets the name. Raises
+        `InvalidRequest`, `TooManyLexicons`, and `EngineError` if it cannot be stored."""
         if not name.strip() or len(name) > MAX_NAME or "/" in name:
             raise InvalidRequest("name", name, f"it must have 1 to {MAX_NAME} characters, without a slash")
-        mine = [one for one in self._stored.values() if one.owner == caller.owner]
-        held = sum(len(each.rules) for one in mine for each in one.versions.values())
-        if (into is None and len(mine) >= MAX_OF_KEY) or held + len(lexicon.rules) > self._share:
-            raise TooManyLexicons(f"a key may hold {MAX_OF_KEY} lexicons and {self._share} rules; delete one first")
-        if into is None:
-            into = StoredLexicon(uuid.uuid4().hex[:20], name, caller.owner, description)
-            self._stored[into.id] = into
-        into.versions.pop(lexicon.version, None)
-        into.versions[lexicon.version] = lexicon
-        if len(into.versions) > MAX_VERSIONS:
-            del into.versions[next(iter(into.versions))]
-        return into
+        async with self._lock:
+            owner = caller.owner if into is None else into.owner
+            mine = [one for one in self._stored.values() if one.owner == owner]
+            held = sum(len(each.rules) for one in mine for each in one.versions.values())
+            known = into is not None and lexicon.version in into.versions
+            if (into is None and len(mine) >= MAX_OF_KEY) or held + len(lexicon.rules) * (not known) > self._share:
+                raise TooManyLexicons(f"a key may hold {MAX_OF_KEY} lexicons and {self._share} rules; delete one first")
+            one = into or StoredLexicon(uuid.uuid4().hex[:20], name, owner, description)
+            file = f"{one.id}-{time.time_ns():020d}{_SUFFIX}"
+            facts = one.id, name, owner, one.description, one.created_s
+            await self._write(file, _File(*facts, lexicon.is_recursive, list(lexicon.rules)))
+            one.name = name
+            self._stored[one.id] = one
+            for old in one.add(lexicon, file):
+                await self._remove(old)
+        return one
 
     def own(self, caller: Caller, name: str) -> StoredLexicon:
         """One's own lexicon with that id or name. Raises `UnknownLexicon`."""
@@ -90,9 +166,14 @@ class LexiconStore:
             raise UnknownLexicon("lexicons", name, "it is not yours")
         return found
 
-    def delete(self, caller: Caller, name: str) -> None:
-        """Delete one's own lexicon. Raises `UnknownLexicon`."""
-        del self._stored[self.own(caller, name).id]
+    async def delete(self, caller: Caller, name: str) -> None:
+        """Delete one's own lexicon. Raises `UnknownLexicon`, and `EngineError` if that fails."""
+        async with self._lock:
+            one = self.own(caller, name)
+            for version, file in [*one.files.items()]:
+                await self._remove(file)
+                one.drop(version)
+            del self._stored[one.id]
 
     def find(self, caller: Caller, name: str, version: str | None = None) -> Lexicon:
         """The lexicon of that id or name, or the server's own file of that name. Raises `UnknownLexicon`."""
@@ -106,37 +187,94 @@ class LexiconStore:
             raise UnknownLexicon("lexicons", version, f"{name} has no such version")
         return stored.newest if version is None else stored.versions[version]
 
+    async def named(self, caller: Caller, given: Sequence[JsonValue]) -> tuple[Lexicon, ...]:
+        """The lexicons of a request, which names or brings `given`: names, objects of `name` and `version`, or rules;
+        then those of every text. Raises `InvalidRequest`, and `UnknownLexicon`."""
+        try:
+            return (*self._named(caller, given), *self.always)
+        except UnknownLexicon:
+            if not self._location:
+                raise
+        await self.refresh()
+        return (*self._named(caller, given), *self.always)
+
+    def _named(self, caller: Caller, given: Sequence[JsonValue]) -> list[Lexicon]:
+        lexicons: list[Lexicon] = []
+        brought = 0
+        for one in given:
+            if isinstance(one, str):
+                lexicons.append(self.find(caller, one))
+            elif isinstance(one, dict) and isinstance(one.get("name"), str) and one.keys() <= {"name", "version"}:
+                version = one.get("version")
+                lexicons.append(self.find(caller, str(one["name"]), None if version is None else str(version)))
+            else:
+                lexicons.append(lexicon_of(one))
+                brought += len(lexicons[-1].rules)
+                if brought > MAX_INLINE_RULES:
+                    limit = f"a request brings at most {MAX_INLINE_RULES}; register a lexicon and name it"
+                    raise InvalidRequest("lexicons", f"{brought} rules", limit)
+        return lexicons
+
     def _file(self, name: str) -> Lexicon | None:
-        if self._folder is None or Path(name).name != name or not name.lower().endswith(_SUFFIXES):
+        if not self._folder or Path(name).name != name or not name.lower().endswith(_SUFFIXES):
             return None
-        path = self._folder / name
+        path = Path(self._folder) / name
         try:
             key = name, path.stat().st_mtime_ns
-            if key not in self._files:
-                self._files = {one: lexicon for one, lexicon in self._files.items() if one[0] != name}
-                self._files[key] = read_lexicon(path.read_bytes(), name)
+            if key not in self._read:
+                self._read = {one: lexicon for one, lexicon in self._read.items() if one[0] != name}
+                self._read[key] = read_lexicon(path.read_bytes(), name)
         except OSError:
             return None
-        return self._files[key]
+        return self._read[key]
+
+    async def _in_thread(self, work: Callable[..., Result], *arguments: Any) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+
+    async def _write(self, file: str, content: _File) -> None:
+        data = msgspec.json.encode(content)
+        if len(data) > MAX_VOICE_BYTES:
+            raise InvalidRequest("rules", f"{len(data)} bytes", f"a lexicon has at most {MAX_VOICE_BYTES}")
+        if self._location:
+            try:
+                await self._in_thread(self._files.create, file, data)
+            except OSError as error:
+                raise EngineError(f"the lexicon could not be stored: {error.strerror or error}") from error
+
+    async def _remove(self, file: str) -> None:
+        if self._location:
+            try:
+                await self._in_thread(self._files.delete, file)
+            except OSError as error:
+                raise EngineError(f"the lexicon could not be deleted: {error.strerror or error}") from error
+
+    async def _load(self, file: str) -> None:
+        """Read a `file` that is not known yet."""
+        try:
+            stored = await self._in_thread(lambda: msgspec.json.decode(self._files.read(file), type=_File))
+            lexicon = await self._in_thread(lambda: Lexicon(stored.rules, is_recursive=stored.is_recursive))
+        except (NotAVoice, ValueError, InvalidRequest) as error:
+            self._passed_over.add(file)
+            logger.warning("event=lexicon_passed_over file=%r reason=%r", file, str(error))
+            return
+        known = StoredLexicon(stored.id, stored.name, stored.owner, stored.description, stored.created_s)
+        one = self._stored.setdefault(stored.id, known)
+        one.name = stored.name
+        one.add(lexicon, file)
+
+    def _forget(self, one: StoredLexicon, file: str) -> None:
+        """Drop what was in a `file` that is gone."""
+        one.drop(next(version for version, known in one.files.items() if known == file))
+        if not one.versions:
+            del self._stored[one.id]
 
 
-def named(store: LexiconStore, caller: Caller, given: Sequence[JsonValue]) -> list[Lexicon]:
-    """The lexicons that a request names or brings: names, objects of `name` and `version`, or rules."""
-    lexicons: list[Lexicon] = []
-    brought = 0
-    for one in given:
-        if isinstance(one, str):
-            lexicons.append(store.find(caller, one))
-        elif isinstance(one, dict) and isinstance(one.get("name"), str) and one.keys() <= {"name", "version"}:
-            version = one.get("version")
-            lexicons.append(store.find(caller, str(one["name"]), None if version is None else str(version)))
-        else:
-            lexicons.append(lexicon_of(one))
-            brought += len(lexicons[-1].rules)
-            if brought > MAX_INLINE_RULES:
-                limit = f"a request brings at most {MAX_INLINE_RULES}; register a lexicon and name it"
-                raise InvalidRequest("lexicons", f"{brought} rules", limit)
-    return lexicons
+def _of_server(path: str) -> Lexicon:
+    """The lexicon in the server's own file at `path`. Raises `ConfigError`."""
+    try:
+        return read_lexicon(Path(path).read_bytes(), path)
+    except (OSError, InvalidRequest) as error:
+        raise ConfigError("lexicons", path, f"it must be a file of PLS, JSON or lines word=alias ({error})") from error
 
 
 async def made(rules: object, content: str | bytes | None = None) -> Lexicon:

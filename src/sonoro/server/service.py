@@ -40,7 +40,7 @@ class Service:
     def __init__(self, client: Fleet, config: ServerConfig, on_failure: Callable[[SonoroError], None] | None) -> None:
         self.client, self.config, self.metrics = client, config, Metrics()
         self.keys, self.voices = Keys(config), VoiceDirectory(client, config)
-        self.lexicons = LexiconStore(config.reference_folder, self.keys.owners)
+        self.lexicons = LexiconStore(config, self.keys.owners)
         self.speech = SpeechFactory(client, config, self.metrics, self.voices, self.lexicons)
         self._sessions = Budget(config.max_sessions, "{} sessions are open")
         self._guests = Budget(MAX_KEYLESS, "{} sessions without a key are open")
@@ -63,12 +63,14 @@ class Service:
             await cancel_tasks(*self._watching)
             self.speech.close()
             self.voices.store.close()
+            self.lexicons.close()
             await self.client.close()
 
     async def _start(self) -> None:
         try:
             await self.client.start()
             await self.voices.open()
+            await self.lexicons.open()
         except Exception as error:
             failure = error if isinstance(error, SonoroError) else EngineError(repr(error))
             self.speech.no_start = f"the engine could not be started: {failure}"
@@ -99,6 +101,7 @@ class Service:
         while True:
             await asyncio.sleep(VOICES_S)
             await self.voices.store.refresh()
+            await self.lexicons.refresh()
 
     async def _watch_engines(self) -> None:
         while self.client.closed_reason is None:

@@ -21,6 +21,7 @@ from sonoro.server.schemas import SpeechBody, parse
 from sonoro.server.service import Service
 from sonoro.server.utterance import CANCELLED, Utterance
 from sonoro.server.websocket_session import End, WebSocketSession, encoded
+from sonoro.text.script import Lexicon
 
 
 def session_routes(service: Service, dialects: Sequence[type[OtherSession]] = ()) -> APIRouter:
@@ -50,6 +51,7 @@ class LiveSession(WebSocketSession):
         self._dialects = dialects  # of which one may take over at the first message
         self._count = self.facts["utterances"] = 0
         self._settings: tuple[SpeechBody, SpeechRequest] | None = None
+        self._lexicons: Sequence[Lexicon] = ()
         self._utterance: Utterance | None = None
         self._is_skipping = False  # drops the rest of the text of an utterance that has ended
 
@@ -138,7 +140,7 @@ class LiveSession(WebSocketSession):
         speech = await self.service.speech.make(body, self.id, self.caller, is_live=True, dialect=self.dialect)
         speech.encoding.close()
         self._kept.close()
-        self._kept = speech.held  # for as long as the session lasts
+        self._kept, self._lexicons = speech.held, speech.lexicons  # for as long as the session lasts
         audio = {name: getattr(body, name) for name in ("response_format", "speed", "sample_rate", "bit_rate")}
         return parse(SpeechBody, {**audio, "input": ""}), speech.request
 
@@ -160,7 +162,7 @@ class LiveSession(WebSocketSession):
         body, request = self._settings
         self._count = self.facts["utterances"] = self._count + 1
         named = msgspec.structs.replace(request, id=f"{self.id}.{self._count}")
-        return Utterance(self, self.service, body, named)
+        return Utterance(self, self.service, body, named, self._lexicons)
 
 
 class OtherSession(LiveSession):

@@ -21,7 +21,7 @@ from sonoro.server.config import ServerConfig
 from sonoro.server.errors import Answers, AnswerTooLarge, NotReady, TooManyRequests, UnknownModel, refusals
 from sonoro.server.gate import NO_ENGINE, Gate
 from sonoro.server.keys import Caller
-from sonoro.server.lexicons import LexiconStore, named
+from sonoro.server.lexicons import LexiconStore
 from sonoro.server.metrics import Metrics
 from sonoro.server.middleware import CLIENT_GONE, Budget, RequestBodies
 from sonoro.server.recordings import Recordings
@@ -151,8 +151,6 @@ class SpeechFactory:
 
     async def _make(self, body: SpeechBody, name: str, caller: Caller, *, is_live: bool) -> Speech:
         spec, limit = self.spec(), self._config.max_characters
-        if is_live and body.lexicons is not None:
-            raise InvalidRequest("lexicons", f"{len(body.lexicons)} given", "a session takes none")
         self.check_model(body.model, spec)
         if len(body.input) > limit:
             raise InvalidRequest("input", f"{len(body.input)} characters", f"it must have at most {limit}")
@@ -162,7 +160,7 @@ class SpeechFactory:
             # As live, for which the text is not checked; the other fields are. A live request has no attempts.
             body = body.model_copy(update={"attempts": None, "on_fault": None})
         # Clients may reuse an id; the engine needs unique ones.
-        lexicons = named(self.lexicons, caller, body.lexicons) if body.lexicons else ()
+        lexicons = await self.lexicons.named(caller, body.lexicons or ())
         own_name, is_unchecked = f"{name}.{uuid.uuid4().hex[:8]}", is_live or is_silent
 
         def resolved() -> SpeechRequest:
@@ -187,7 +185,7 @@ class SpeechFactory:
         texts = (request.instructions or "", *(reference.text or "" for reference in references))
         with contextlib.ExitStack() as held:
             held.enter_context(self.hold(references, caller, sum(map(len, texts))))
-            return Speech(name, request, self.encoding(body), sent, is_silent=is_silent, held=held.pop_all())
+            return Speech(name, request, self.encoding(body), sent, is_silent, lexicons, held.pop_all())
 
     def hold(
         self, references: Sequence[Reference], caller: Caller, more_bytes: int = 0

@@ -21,6 +21,7 @@ from sonoro.server.errors import Refusal, RefusalResponse, SlowReader, refusal
 from sonoro.server.gate import Gate
 from sonoro.server.metrics import Metrics
 from sonoro.server.middleware import RESET
+from sonoro.text.script import Lexicon
 from sonoro.transport.fleet import Fleet
 from sonoro.transport.process import cancel_tasks
 
@@ -119,13 +120,14 @@ class AudioBody:
 @dataclass(frozen=True)
 class Speech:
     """A request and how its audio is sent. `name` is the client's id of it. It `is_silent` if its text has nothing to
-    speak, such as a lone full stop. `held` is closed with it."""
+    speak, such as a lone full stop. `lexicons` are those of a live text. `held` is closed with it."""
 
     name: str
     request: SpeechRequest
     encoding: Encoding
     body: AudioBody = field(default_factory=AudioBody)
     is_silent: bool = False
+    lexicons: Sequence[Lexicon] = ()
     held: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     @property

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -21,6 +21,8 @@ from sonoro.server.schemas import SpeechBody
 from sonoro.server.service import Service
 from sonoro.server.stream import Speech, conclude, silent_events
 from sonoro.server.timeline import last_played
+from sonoro.text.script import Lexicon
+from sonoro.text.script.live_lexicon import LiveLexicons
 from sonoro.transport.client import RequestStream
 
 logger = logging.getLogger(__name__)
@@ -55,8 +57,16 @@ class Utterance:
     """One text being spoken, by the task `speaking`, which returns the reason of its end or raises the connection's
     error."""
 
-    def __init__(self, listener: Listener, service: Service, body: SpeechBody, request: SpeechRequest) -> None:
+    def __init__(
+        self,
+        listener: Listener,
+        service: Service,
+        body: SpeechBody,
+        request: SpeechRequest,
+        lexicons: Sequence[Lexicon] = (),
+    ) -> None:
         self._listener, self._service, self._body, self._request = listener, service, body, request
+        self._lexicons = LiveLexicons(lexicons, request.markup) if lexicons else None
         self._id, self.text = request.id, ""
         self._position = 0  # in the text, of what was sent
         self._cancel_timeout: asyncio.Timeout | None = None
@@ -84,17 +94,25 @@ class Utterance:
         if len(self.text) > most:
             self._abort(InvalidRequest("input", f"{len(self.text)} characters", f"it must have at most {most}"))
         elif self._answer is not None:
-            self._answer.append_text(text)
+            self._speak_text(self._answer, text)
             if self._permit is not None and self._permit.is_awaiting_text:
                 self._permit.await_text()
 
     def end_text(self) -> None:
         """Mark the text as complete."""
         if self._answer is not None and not self.is_text_whole:
-            self._answer.end_text()
+            self._speak_last(self._answer)
             if self._permit is not None:
                 self._permit.go_on()
         self.is_text_whole = True
+
+    def _speak_text(self, answer: RequestStream, text: str) -> None:
+        answer.append_text(*((text,) if self._lexicons is None else self._lexicons.append(text)))
+
+    def _speak_last(self, answer: RequestStream) -> None:
+        if self._lexicons is not None:
+            answer.append_text(*self._lexicons.end())
+        answer.end_text()
 
     def abort(self) -> None:
         """Stop speaking; the listener gets the position in the text."""
@@ -160,9 +178,9 @@ class Utterance:
         ):
             permit.follow(answer)
             self._answer, self._permit = answer, permit
-            answer.append_text(self.text)
+            self._speak_text(answer, self.text)
             if self.is_text_whole:
-                answer.end_text()
+                self._speak_last(answer)
             try:
                 async with (
                     contextlib.aclosing(self._engine_events(answer, permit)) as events,

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 import fsspec
 
+from sonoro.core.errors import ConfigError
+
 MAX_VOICE_BYTES = 16 * 2**20
 """The largest file that is read: an encoded voice has some hundred KB."""
 
@@ -118,6 +120,16 @@ class Folder:
             with contextlib.suppress(FileNotFoundError):
                 if _is_unfinished(path) and path.stat().st_mtime < time.time() - _ABANDONED_S:
                     path.unlink()
+
+
+def open_files(field: str, location: str) -> Files:
+    """The files in `location`: a folder, or the URL of a bucket. Raises `ConfigError` about `field`."""
+    is_url = "://" in location
+    try:
+        return Bucket(location) if is_url else Folder(location)
+    except OSError as error:
+        limit = f"it must be {'a bucket' if is_url else 'a folder'} that can be used ({error})"
+        raise ConfigError(field, location, limit) from error
 
 
 class Bucket:

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from sonoro.core.errors import ConfigError, EngineError, InvalidRequest, UnknownVoice, VoiceExists
+from sonoro.core.errors import EngineError, InvalidRequest, UnknownVoice, VoiceExists
 from sonoro.core.types import Reference
-from sonoro.server.voice_files import Bucket, Files, Folder, Memory, NotAVoice
+from sonoro.server.voice_files import Files, Memory, NotAVoice, open_files
 from sonoro.transport.encoded_voice import EncodedVoice, VoiceFacts, read_facts, voice_id, with_facts
 
 logger = logging.getLogger(__name__)
@@ -138,12 +138,7 @@ class VoiceStore:
 
     def _open(self) -> None:
         if self._location:
-            is_url = "://" in self._location
-            try:
-                self._files = Bucket(self._location) if is_url else Folder(self._location)
-            except OSError as error:
-                limit = f"it must be {'a bucket' if is_url else 'a folder'} that can be used ({error})"
-                raise ConfigError("voices_folder", self._location, limit) from error
+            self._files = open_files("voices_folder", self._location)
         self._scan()
 
     def _create(self, facts: VoiceFacts, data: bytes) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 
 from sonoro.core.script import Run, Script, Span
@@ -83,6 +83,14 @@ class Origins:
     def position(self, at: int) -> int:
         """Where character `at` was written; behind the last if it is the end."""
         return self[at][0] if at < len(self) else (self[-1][1] if self._runs else 0)
+
+    def find(self, position: int) -> int:
+        """The first character that was written at `position` or behind it."""
+        number = bisect_left(self._runs, position, key=lambda run: run.start + (run.length - 1) * run.step)
+        if number == len(self._runs):
+            return len(self)
+        run, at = self._runs[number], self._ends[number] - self._runs[number].length
+        return at + max(position - run.start, 0) * run.step
 
     def _extend(self, run: Run) -> None:
         last = self._runs[-1] if self._runs else None

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Self
 
 from sonoro.core.errors import EngineError, ErrorFacts, InvalidRequest, SonoroError, UnknownVoice
+from sonoro.core.script import Said
 from sonoro.core.types import AudioChunk, Failed, Finished, Reference, SpeechRequest, check_text
 from sonoro.transport import messages
 from sonoro.transport.encoded_voice import EncodedVoice
@@ -60,10 +61,11 @@ class RequestStream:
             self._resume()
         return event
 
-    def append_text(self, text: str) -> None:
-        """Append text to a live request; ignored if it has ended. Raises `InvalidRequest` for what is not text."""
+    def append_text(self, text: str, said: tuple[Said, ...] = ()) -> None:
+        """Append text to a live request, of which is `said` what lexicons say; ignored if it has ended. Raises
+        `InvalidRequest` for what is not text."""
         check_text("text", text)
-        self._send_unless_ended(messages.AppendText(self.request_id, text))
+        self._send_unless_ended(messages.AppendText(self.request_id, text, said))
 
     def end_text(self) -> None:
         """Mark the text of a live request as complete; ignored if it has ended."""

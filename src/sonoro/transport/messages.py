@@ -7,6 +7,7 @@ import msgspec
 
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError, ErrorFacts
+from sonoro.core.script import Said
 from sonoro.core.types import AudioChunk, Failed, Finished, ModelSpec, Reference, SpeechRequest
 
 DEFAULT_FACTORY = "sonoro.models.registry:load"
@@ -46,9 +47,10 @@ class Cancel(_OfRequest, frozen=True, tag=True):
 
 
 class AppendText(_OfRequest, frozen=True, tag=True):
-    """More text of a live request."""
+    """More text of a live request, and what lexicons say in place of characters of it."""
 
     text: str
+    said: tuple[Said, ...] = ()
 
 
 class EndText(_OfRequest, frozen=True, tag=True):

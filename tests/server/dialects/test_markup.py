@@ -89,14 +89,12 @@ def test_a_pause_within_a_text_is_played() -> None:
     run(ask())
 
 
-def test_a_session_takes_every_syntax_but_no_lexicon() -> None:
+def test_a_session_takes_every_syntax_but_no_dialogue() -> None:
     async def ask() -> None:
         async with serving("live") as server, session(server) as live:
             await live.say("session.config", response_format="pcm", markup="tags", on_markup="plain")
             assert (await live.hear())["type"] == "session.configured"
             check((await live.speak("<b>Good</b> morn", "ing.[pau", "se 750ms]My friends."))[0])
-            error = await live.refused("session.config", lexicons=[{"SQL": "sequel"}])
-            assert error["param"] == "lexicons"
             inputs = [{"text": "Hi.", "voice": "low"}]
             assert (await live.refused("session.config", inputs=inputs))["param"] == "inputs"
 

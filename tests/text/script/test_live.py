@@ -1,6 +1,7 @@
 """Markup in live text: wherever the text is cut, the same is said, and what is no tag is not held back."""
 
 import random
+from collections.abc import Sequence
 
 import pytest
 from markup_cases import IGNORED, REFUSED, SSML, TAGS, speak
@@ -10,8 +11,9 @@ from sonoro.core.errors import InvalidRequest
 from sonoro.core.script import Line
 from sonoro.core.types import SpeechRequest, is_speakable
 from sonoro.text.live_feed import LiveFeed
-from sonoro.text.script import Delivery, scripted
+from sonoro.text.script import Delivery, Lexicon, lexicon_of, scripted
 from sonoro.text.script.live import LiveScript
+from sonoro.text.script.live_lexicon import LiveLexicons
 from sonoro.text.script.tags import complete
 from sonoro.text.splitting import SpokenText
 
@@ -50,19 +52,25 @@ def made(live: LiveScript) -> list[tuple[object, ...]]:
     return [(text, lead_s, line.pause_s, line.rate, line.gain, line.voice) for line, text, lead_s in lines]
 
 
-def live_of(markup: str, pieces: list[str], on_markup: str = "plain") -> list[tuple[object, ...]]:
+def live_of(
+    markup: str, pieces: list[str], on_markup: str = "plain", lexicons: Sequence[Lexicon] = ()
+) -> list[tuple[object, ...]]:
     def feed(line: Line, segments: list, start: int) -> LiveFeed:
         split = lambda text: [SpokenText(text).stripped()]  # noqa: E731
         return LiveFeed(lambda: None, split, "en", 10_000, 100_000, segments=segments, start=start)
 
     live = LiveScript(markup, Delivery(SPEC, {}, on_markup), feed, 100_000)
-    spoken = "".join([live.append(piece) for piece in pieces] + [live.end()])
+    words = LiveLexicons(lexicons, markup) if lexicons else None
+    given = [(piece, ()) if words is None else words.append(piece) for piece in pieces]
+    given += [] if words is None else [words.end()]
+    assert "".join(text for text, _ in given) == "".join(pieces)
+    spoken = "".join([live.append(*each) for each in given] + [live.end()])
     assert len(live.origins) in (0, len(spoken))
     return made(live)
 
 
-def whole_of(markup: str, text: str) -> list[tuple[object, ...]]:
-    script = scripted(SpeechRequest(id="a", text=text, markup=markup, on_markup="plain"), SPEC).script
+def whole_of(markup: str, text: str, lexicons: Sequence[Lexicon] = ()) -> list[tuple[object, ...]]:
+    script = scripted(SpeechRequest(id="a", text=text, markup=markup, on_markup="plain"), SPEC, lexicons).script
     if script is None:
         return [(letters(text), 0.0, 0.0, 1.0, 1.0, None)]
     leads = [script.lead_s, *[0.0] * len(script.lines)]
@@ -78,6 +86,48 @@ def test_live_equals_whole_for_every_cut(markup: str, text: str) -> None:
     assert live_of(markup, list(text)) == whole
     for cut in range(len(text) + 1):
         assert live_of(markup, [text[:cut], text[cut:]]) == whole, cut
+
+
+LEXICONS = [
+    lexicon_of({"hi": "hello", "one": "won", "One two": "three", "W3C": "web", "SQL": "sequel", "New York": "a"}),
+    lexicon_of({"New York City": "b", "nginx": "engine x", "a < b": "less", "x": "ex", "now": "later", "two": "too"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("markup", "text"),
+    [
+        *SOURCES[:40:3],
+        *SOURCES[40::5],
+        ("auto", "Nginx's logs. New York City, SQL and sql. New York"),
+        ("none", "a < b and One two, <b>SQL</b>"),
+        ("auto", "hi<break/>hi [pause:1s]x one"),
+        ("tags", '<b>hi</b>s now, hi<speed ratio="1.5"/>s one <sub alias="x">One</sub> two'),
+        ("auto", "<speak>W3C &amp; <sub alias='x'>SQL</sub> SQL <p>New</p> York</speak>"),
+    ],
+)
+def test_lexicons_say_the_same_live_for_every_cut(markup: str, text: str) -> None:
+    whole = whole_of(markup, text, LEXICONS)
+    assert live_of(markup, list(text), lexicons=LEXICONS) == whole
+    for cut in range(len(text) + 1):
+        assert live_of(markup, [text[:cut], text[cut:]], lexicons=LEXICONS) == whole, cut
+
+
+@pytest.mark.parametrize(
+    ("text", "passed"),
+    [
+        ("plain words", "plain words"),
+        ("at New", "at "),
+        ("at New Y", "at "),
+        ("at Newer", "at Newer"),
+        ("an SQL", "an "),
+        ("an SQL. ", "an SQL. "),
+        ("hi there <bre", "hi there <bre"),
+        ("<speak>hi", ""),
+    ],
+)
+def test_only_what_may_be_a_word_of_a_lexicon_is_held(text: str, passed: str) -> None:
+    assert LiveLexicons(LEXICONS, "auto").append(text)[0] == passed
 
 
 @pytest.mark.parametrize("seed", range(4))

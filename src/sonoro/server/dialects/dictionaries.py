@@ -78,7 +78,7 @@ class _ElevenLabs:
     async def add(self, request: Request) -> Response:
         body = parse(_Rules, await _body(self._dialect, request))
         lexicon, about = await made(body.rules), body.description or ""
-        stored = self._store.put(request.state.caller, lexicon, body.name or "", description=about)
+        stored = await self._store.put(request.state.caller, lexicon, body.name or "", description=about)
         return JSONResponse(_dictionary(stored, is_new=True))
 
     async def add_file(self, request: Request) -> Response:
@@ -87,7 +87,7 @@ class _ElevenLabs:
         content, about = form.get("file"), str(form.get("description") or "")
         if content is None:
             raise InvalidRequest("file", None, "it is the PLS file")
-        stored = self._store.put(
+        stored = await self._store.put(
             request.state.caller, await made(None, content), str(form.get("name", "")), description=about
         )
         return JSONResponse(_dictionary(stored, is_new=True))
@@ -102,7 +102,7 @@ class _ElevenLabs:
 
     async def rename(self, request: Request) -> Response:
         stored, body = self._own(request), parse(_Rules, await _body(self._dialect, request))
-        stored.name = body.name or stored.name
+        await self._store.put(request.state.caller, stored.newest, body.name or stored.name, into=stored)
         return JSONResponse(_dictionary(stored))
 
     async def change(self, request: Request) -> Response:
@@ -112,7 +112,7 @@ class _ElevenLabs:
         texts = {*body.rule_strings, *(rule.text for rule in given)}
         kept = [] if how == "set-rules" else [rule for rule in stored.newest.rules if rule.text not in texts]
         lexicon = await asyncio.to_thread(Lexicon, [*kept, *given], is_recursive=stored.newest.is_recursive)
-        self._store.put(request.state.caller, lexicon, stored.name, into=stored)
+        await self._store.put(request.state.caller, lexicon, stored.name, into=stored)
         facts = {"version_id": lexicon.version, "version_rules_num": len(lexicon.rules)}
         return JSONResponse({"id": stored.id, **facts})
 
@@ -163,7 +163,7 @@ class _Cartesia:
     async def add(self, request: Request) -> Response:
         body = parse(_Items, await _body(self._dialect, request))
         lexicon = await self._lexicon(body.items or [])
-        return JSONResponse(self._shown(self._store.put(request.state.caller, lexicon, body.name or "")))
+        return JSONResponse(self._shown(await self._store.put(request.state.caller, lexicon, body.name or "")))
 
     async def listed(self, request: Request) -> Response:
         found, after = self._store.of(request.state.caller), request.query_params.get("starting_after")
@@ -179,13 +179,12 @@ class _Cartesia:
 
     async def change(self, request: Request) -> Response:
         stored, body = self._own(request), parse(_Items, await _body(self._dialect, request))
-        stored.name = body.name or stored.name
-        if body.items is not None:
-            self._store.put(request.state.caller, await self._lexicon(body.items), stored.name, into=stored)
+        lexicon = stored.newest if body.items is None else await self._lexicon(body.items)
+        await self._store.put(request.state.caller, lexicon, body.name or stored.name, into=stored)
         return JSONResponse(self._shown(stored))
 
     async def delete(self, request: Request) -> Response:
-        self._store.delete(request.state.caller, self._own(request).id)
+        await self._store.delete(request.state.caller, self._own(request).id)
         return Response(status_code=204)
 
 

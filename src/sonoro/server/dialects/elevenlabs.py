@@ -167,9 +167,8 @@ class _Session(DialectSession):
         speed = said.voice_settings.speed or 1.0
         markup: Markup = "tags" if self._is_tagged else "auto"
         asked = Asked("", self._voice, self._language, speed, said.seed, self._audio, with_words=True, markup=markup)
-        if said.pronunciation_dictionary_locators:
-            raise InvalidRequest("pronunciation_dictionary_locators", "given", "a socket takes none; ask by HTTP")
-        context = await self.open(name, asked)
+        lexicons = [locator.named for locator in said.pronunciation_dictionary_locators]
+        context = await self.open(name, dataclasses.replace(asked, lexicons=lexicons))
         context.wire = 0.0, " "  # end time and value of the last character sent
         return context
 

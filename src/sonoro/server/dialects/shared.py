@@ -153,7 +153,7 @@ class DialectSession(ContextSession):
         self.check_open()
         speech = await self._dialect.speech(asked, self.id, self.caller, is_live=True)
         speech.encoding.close()
-        return self.begin(name, self._dialect.body_of(asked), speech.request, asked.audio)
+        return self.begin(name, self._dialect.body_of(asked), speech, asked.audio)
 
 
 Answering = Callable[[Request], Awaitable[Response]]

@@ -7,7 +7,6 @@ from types import MappingProxyType
 
 import msgspec
 
-from sonoro.core.errors import InvalidRequest
 from sonoro.core.script import Script, at_speed
 from sonoro.core.types import Markup, ModelSpec, SpeechRequest
 
@@ -18,7 +17,18 @@ from .lexicon_files import lexicon_of, read_lexicon
 from .lines import Delivery, script_of
 from .marked import Marked
 
-__all__ = ["Cue", "Delivery", "Lexicon", "Rule", "dialogue", "lexicon_of", "read_lexicon", "read_script", "scripted"]
+__all__ = [
+    "MAX_LEXICONS",
+    "Cue",
+    "Delivery",
+    "Lexicon",
+    "Rule",
+    "dialogue",
+    "lexicon_of",
+    "read_lexicon",
+    "read_script",
+    "scripted",
+]
 
 
 def scripted(
@@ -43,8 +53,6 @@ def scripted(
 
 def read_script(text: str, markup: Markup, delivery: Delivery, lexicons: Sequence[Lexicon] = ()) -> Script | None:
     """The script of `text`, whose aliases `lexicons` hold; None for a text that says nothing but itself."""
-    if len(lexicons) > MAX_LEXICONS:
-        raise InvalidRequest("lexicons", f"{len(lexicons)} given", f"at most {MAX_LEXICONS}")
     marked: Marked | None = None
     is_ssml = markup == "ssml" or (markup in ("auto", "voices") and ssml.is_ssml(text))
     if is_ssml:

@@ -154,11 +154,11 @@ class Lexicon:
                     break
         return best
 
-    def may_change(self, text: str, start: int, stop: int) -> bool:
-        """Whether more text behind `text` may change the longest match at `start`, up to `stop`."""
+    def may_change(self, text: str, start: int, stop: int, *, is_open: bool) -> bool:
+        """Whether more text behind `text` may change the longest match at `start`, which `is_open` beyond `stop`."""
         for node, at in self._walk(text, start, stop):
             # What follows a key decides whether it ends there, by two characters at most.
-            if (node and at == len(text)) or (node.rules and at + 2 > len(text)):
+            if (node and at == len(text) and is_open) or (node.rules and at + 2 > len(text)):
                 return True
         return False
 

@@ -1,20 +1,21 @@
 """Markup in a text that is still arriving: tags may be cut anywhere, and plain text is delayed by nothing."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from sonoro.core.errors import InvalidRequest
-from sonoro.core.script import Line
+from sonoro.core.script import Line, Said
 from sonoro.core.types import Markup, is_speakable
 from sonoro.text.live_feed import LiveFeed
 from sonoro.text.origins import Origins
 from sonoro.text.splitting import Segment
 
-from . import ssml, tags
+from . import tags
 from .lines import Composer, Delivery, is_ended
+from .live_marked import LiveMarked
 from .marked import Marked, Style
 
 _TAIL = 32
@@ -46,20 +47,22 @@ class LiveScript:
         self.segments: list[Segment] = []
         self.origins = Origins()
         self.is_ended = False
-        self._markup, self._delivery, self._make_feed, self._most = markup, delivery, make_feed, max_characters
-        self._marked = Marked("")
-        self._tags = None if markup == "ssml" else tags.Tags(self._marked, markup)
+        self._delivery, self._make_feed, self._most = delivery, make_feed, max_characters
+        self._reader, self._given = LiveMarked(markup), list[Said]()
         self._composer = Composer(self._marked, (), delivery)
-        self._may_be_ssml = markup in ("auto", "voices")
         # While no character has come that a tag begins with, text passes unread.
-        self._is_plain = markup != "ssml"
+        self._is_plain, self._has_said = markup != "ssml", False
         self._taken = self._index = 0
         self._style, self._paused = Style(), dict[int, float]()
         self._lines = deque([self._new_line(Line(text="", origins=()))])
 
     @property
     def is_marked(self) -> bool:
-        return self._tags is None or self._tags.count > 0
+        return self._reader.is_marked or self._has_said
+
+    @property
+    def _marked(self) -> Marked:
+        return self._reader.marked
 
     @property
     def characters(self) -> int:
@@ -76,17 +79,19 @@ class LiveScript:
         """Whether there is text beyond the whole segments, or more may come."""
         return not self.is_ended or any(one.feed.has_more for one in self._lines)
 
-    def append(self, text: str) -> str:
-        """Append `text`; returns what is to be spoken next. Raises as `LiveFeed.append` does, and `InvalidRequest` for
-        markup that is not honoured."""
+    def append(self, text: str, said: Sequence[Said] = ()) -> str:
+        """Append `text`, of which is `said` what lexicons say; returns what is to be spoken next. Raises as
+        `LiveFeed.append` does, and `InvalidRequest` for markup that is not honoured."""
         if self.is_ended:
             raise InvalidRequest("text", text, "the text was already ended")
         if self.characters + len(text) > self._most:
             limit = f"at most {self._most} characters for a live request"
             raise InvalidRequest("text", f"{self.characters + len(text)} characters", limit)
-        if self._is_plain and tags.may_hold(text):
+        if self._is_plain and (said or tags.may_hold(text)):
             self._read_plain()
         self._marked.source += text
+        self._given += said
+        self._has_said = self._has_said or bool(said)
         return self._lines[-1].feed.append(text) if self._is_plain else self._take(is_last=False)
 
     def end(self) -> str:
@@ -126,32 +131,22 @@ class LiveScript:
     def _read_plain(self) -> None:
         """Take in the text that has passed unread."""
         plain, line, self._is_plain = self._marked.source, self._lines[-1], False
-        self._marked.add(plain, 0)
+        self._reader.pass_plain()
         self.origins.add(len(plain), 0)
         line.said, line.has_words = plain[-_TAIL:], is_speakable(plain)
         self._taken = len(plain)
-        if self._tags is not None:
-            self._tags.read_to = self._taken
-        self._may_be_ssml = self._may_be_ssml and not plain.strip()
 
     def _take(self, *, is_last: bool) -> str:
         """Read what has come as far as it is settled; returns what is to be spoken of it."""
-        source = self._marked.source
-        if self._may_be_ssml and (is_last or not ssml.may_begin(source)):
-            self._may_be_ssml = False
-        elif self._may_be_ssml and ssml.is_ssml(source):
-            self._may_be_ssml, self._tags = False, None
-        if self._may_be_ssml or (self._tags is None and not is_last):
-            return ""
-        if self._tags is None:
-            self._marked = ssml.parse(source)
+        before = self._marked
+        end = self._reader.read(is_last=is_last)
+        if self._marked is not before:
             self._composer, self._taken = Composer(self._marked, (), self._delivery), 0
-            return self._speak_to(len(self._marked.text))
-        self._tags.read(len(source) if is_last else tags.complete(source, self._tags.read_to, self._markup))
-        if is_last:
-            self._tags.end()
-        self._composer.update()
-        return self._speak_to(self._tags.settled)
+        origins, read_to = self._marked.origins, self._reader.read_to
+        known = [one for one in self._given if one.end <= read_to]
+        self._given = self._given[len(known) :]
+        self._composer.update([one._replace(start=origins.find(one.start), end=origins.find(one.end)) for one in known])
+        return self._speak_to(min([end, *(origins.find(one.start) for one in self._given)]))
 
     def _speak_to(self, end: int) -> str:
         """Give the feeds the text up to character `end`, and begin lines where it says so."""

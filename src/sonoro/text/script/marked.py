@@ -98,6 +98,7 @@ class Marked:
     def _separate(self, at: int) -> None:
         """Part the words before from those to come."""
         if self.text and not self.text[-1].isspace():
+            at = max(at, self.origins[-1][1])
             self.add(" ", at, at)
 
     def free(self, start: int, end: int) -> list[Span]:
@@ -107,6 +108,11 @@ class Marked:
         taken = {at for said in self.said for at in range(said.start, said.end)}
         cuts = sorted(at for at in borders if start <= at <= end)
         return [(first, last) for first, last in pairwise(cuts) if first not in taken]
+
+    def ends_at(self, end: int) -> bool:
+        """Whether what is said in one breath ends at character `end`, the last that there is."""
+        last = [*self.borders[-1:], *self.pauses, self.styles[-1][0], *(said.end for said in self.said[-1:])]
+        return end in last
 
     def ignore(self, name: str, at: int) -> None:
         self.ignored.append(Ignored(name, at))

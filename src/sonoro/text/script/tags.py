@@ -59,6 +59,7 @@ _SYNTAXES = {
     "voices": (*_OF_AUTO, *_OF_SPEAKERS),
     "tags": tuple(_FORMS),
     "deepgram": _OF_DEEPGRAM,
+    "none": (),
 }
 _SIGNS_OF_AUTO = ("<break", "</break", "[pause")
 _SIGNS = {
@@ -97,6 +98,8 @@ def may_hold(text: str) -> bool:
 
 def complete(source: str, start: int, syntax: str) -> int:
     """Up to where `source` can be read from `start` on, whatever follows: before what may still become a tag."""
+    if syntax == "none":
+        return len(source)
     at, pattern = start, forms(syntax)
     while begun := _FIRST.search(source, at):
         at = begun.start()
@@ -124,9 +127,8 @@ def forms(syntax: str) -> re.Pattern[str]:
         made["\\"].append(rf"(?P<text>{'|'.join(whole)})")
     # A search that begins with one of few letters is quick, and so is the refusal of what nothing closes.
     closed = {"<": r"(?=<?[^<>\n]*>)", "[": r"(?=[^\[\]\n]*\])"}
-    return re.compile(
-        "|".join(rf"\{one}{closed.get(one, '')}(?:{'|'.join(rest)})" for one, rest in made.items() if rest)
-    )
+    parts = [rf"\{one}{closed.get(one, '')}(?:{'|'.join(rest)})" for one, rest in made.items() if rest]
+    return re.compile("|".join(parts) or "(?!)")
 
 
 def parse(source: str, syntax: str) -> Marked | None:
