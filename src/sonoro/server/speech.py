@@ -160,7 +160,8 @@ class SpeechFactory:
             # As live, for which the text is not checked; the other fields are. A live request has no attempts.
             body = body.model_copy(update={"attempts": None, "on_fault": None})
         # Clients may reuse an id; the engine needs unique ones.
-        lexicons = await self.lexicons.named(caller, body.lexicons or ())
+        has_lexicons = body.lexicons or self.lexicons.always
+        lexicons = await self.lexicons.named(caller, body.lexicons or ()) if has_lexicons else ()
         own_name, is_unchecked = f"{name}.{uuid.uuid4().hex[:8]}", is_live or is_silent
 
         def resolved() -> SpeechRequest:
