@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 LIMITS = {
-    "lines of src": 47_550,
+    "lines of src": 48_130,
     "lines of core": 1_400,
     "lines of engine": 3_825,
     "lines of a file": 450,

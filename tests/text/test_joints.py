@@ -18,6 +18,8 @@ TEXTS = (
     "- the first item of it\n- the second item of it\n\nand so it ends here",
     "in his 40s he was born in 1066 or so, a $5 bill of it, about 5 hundred thousand dollars",
     "Smith et al. 2020 say that *this is so* and that __is not__ so at all",
+    "---\ntitle: the name of it\ntags: a of b\n---\n\nand so it begins with all of it",
+    "the bound is \\(a of b\\) and so it is \\[x of y\\] with all of it",
     "<think>a thought of many words\nso it goes</think>What is said of it is here.",
 )
 

@@ -25,7 +25,9 @@ _MARK_JOINT = re.compile(
 number or a capital follows."""
 
 _MARKED_LINE = re.compile(
-    r"(?m)^(?:[ \t]*(?:\#{1,6}[ \t] | > | \| | ``` | ~~~ | [-*+•‣◦–][ \t] | (?:\d{1,9}|[a-zA-Z])[.)][ \t]) | [ \t]+\S)",
+    r"(?m)^(?:[ \t]*(?:\#{1,6}[ \t] | > | \| | ``` | ~~~ | [-*+•‣◦–][ \t] | "
+    r"(?:\d{1,9}|[a-zA-Z]|[IVXL]{2,7}|[ivxl]{2,7})[.)][ \t])"
+    r"| [ \t]+\S)",
     re.VERBOSE,
 )
 _ITEM = re.compile(r" {0,3}(?:[-*+]|\d{1,9}[.)])[ \t]+\S")
@@ -33,10 +35,11 @@ _NEXT_ITEM = re.compile(rf"\n(?={_ITEM.pattern})")
 _PARAGRAPH_END = re.compile(r"(?m)\n[ \t]*\n|^ {0,3}#{1,6}[ \t][^\n]*\n")
 _CLOSED = re.compile(
     r"(?ims)<think\b.*?</think>|^[ \t]*(```|~~~).*?\n[ \t]*\1[^\n]*(?=\n|\Z)|!?\[[^\]\[\n]*\]\([^()\s]*\)"
-    r"|\$\$?[^$\n]+\$\$?"
+    r"|\A---[ \t]*\n(?=[\w-]+:)(?:(?!---)[^\n]+\n)+---|\$\$[^$]+\$\$|\$[^$\n]+\$|\\\(.*?\\\)|\\\[.*?\\\]"
 )
-_HELD = re.compile(r"<[A-Za-z/!]|\[|\$[^\s\d.,]")
-"""What holds back all that follows: a tag, whose end may be far away, a bracket, whose address may be, a formula."""
+_HELD = re.compile(r"<[A-Za-z/!]|\[|\$[^\s\d.,]|\\(?:[(\[]|\Z)|\A---[ \t]*\n(?=[\w-]+:)(?!(?:[^\n]*\n)*?[ \t]*\n)")
+"""What holds back all that follows: a tag, whose end may be far away, a bracket, whose address may be, a formula, the
+front matter."""
 
 _PAIRED = ("`", "*", "_", "~", '"', "“", "”")
 

@@ -70,6 +70,8 @@ def grouped(number: str) -> str:
     four oh four, 7000 seven thousand. Longer ones and those with a leading zero are read digit by digit."""
     if not number.isdecimal() or not 3 <= len(number) <= 4 or number[0] == "0":
         return cardinal(number) if len(number) < 3 and not number.startswith("0") else digits(number, "oh")
+    if number[1:3] == "00" and number[0] != "1":
+        return cardinal(number)
     if int(number) % 100 == 0:
         return cardinal(number) if int(number) % 1000 == 0 or len(number) == 3 else f"{cardinal(number[:-2])} hundred"
     tail = f"oh {_DIGITS[int(number[-1])]}" if number[-2] == "0" else cardinal(number[-2:])

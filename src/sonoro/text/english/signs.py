@@ -16,14 +16,14 @@ _NAMED = pairs(
     "∈ = in | ∉ = not in | ∀ = for all | ∃ = there is | ∩ = intersected with | ∪ = united with | ⊂ = is a subset of | "
     "⊆ = is a subset of | ∧ = and | ∨ = or | ¬ = not | ∝ = is proportional to | ≡ = is equivalent to | ∼ = about | "
     "− = minus | Å = angstroms | "
-    "↔ = to and from | ↑ = up | ↓ = down | "
+    "﹣ = dash | ․ = dot | ＊ = star | ↔ = to and from | ↑ = up | ↓ = down | "
     "!= = is not equal to | == = equals"
 )
 _PAUSES = pairs(
     ", = , | ; = , | : = , | ( = , | ) = , | [ = , | ] = , | { = , | } = , | — = , | – = , | | = , | • = , | · = ,"
 )
 _CURRENCIES = ("$", "€", "£")
-_SILENT = frozenset("†‡\"'*_~^\\#←‑¿¡⁻")
+_SILENT = frozenset("†‡\"'*_~^\\#←⇐‑¿¡⁻")
 
 
 def read_sign(text: str, start: int, end: int) -> str | None:
@@ -39,22 +39,15 @@ def read_sign(text: str, start: int, end: int) -> str | None:
         return _dot(text, end, length, left, right)
     if sign in _PAUSES:
         return _PAUSES[sign] if length < 4 or sign in ",;:" else ","
-    if sign == "-":
-        if length > 1:
-            return ","
-        is_joint = bool(left) and bool(right) and not left.isspace() and not right.isspace()
-        return "" if is_joint or not (left.isspace() and right.isspace()) else ","
-    if sign == "/":
-        is_beside = left.isalnum() or right.isalnum() or right in "$€£" or (left.isspace() and right.isspace())
-        return "slash" if length == 1 and right and is_beside else ""
+    if sign in "-/":
+        return (_dash if sign == "-" else _slash)(text, start, end)
     if sign in "<>":
         return _compared(text, start, end) if length == 1 else ""
     if sign in "+=" and length > 2:
         return ","
     if sign == "+" and length == 2:
         return "plus plus"
-    is_doubled = sign == "©" and before(text, start, 10).endswith("opyright ")
-    if is_doubled or _is_tex(text, start, end):
+    if sign == "©" and before(text, start, 10).endswith("opyright "):
         return ""
     if sign == "~" and (right.isdecimal() or right in _CURRENCIES):
         return "about"
@@ -68,6 +61,8 @@ def read_sign(text: str, start: int, end: int) -> str | None:
         )
     if sign == "#" and right and not right.isspace():
         return "hash" if left.isalnum() or not right.isalnum() else "number" if right.isdecimal() else "hashtag"
+    if sign in "*%" and length == 1 and _BETWEEN.match(text, max(0, start - 2), end + 3):
+        return "times" if sign == "*" else "mod"
     if sign in _SILENT:
         return ""
     name = unicodedata.name(sign, "")
@@ -76,25 +71,52 @@ def read_sign(text: str, start: int, end: int) -> str | None:
     return None
 
 
-_TEX_OPENS = re.compile(r"[^\s\d$€£#%][^$\n]{0,160}\$(?![\w€£])")
-_TEX_CLOSES = re.compile(r"(?:^|[\s(])\$+[^\s\d$€£#%][^$\n]{0,160}$")
-
-
-def _is_tex(text: str, start: int, end: int) -> bool:
-    """Whether a dollar sign begins or ends a formula of TeX: $N$ and $$x$$, not $5."""
-    if text[start] != "$":
-        return False
+def _dash(text: str, start: int, end: int) -> str:
     left, right = before(text, start, 1), text[end : end + 1]
-    opens = (not left.strip() or left == "(") and _TEX_OPENS.match(after(text, end, 164))
-    return bool(opens) or (not right.isalnum() and _TEX_CLOSES.search(before(text, start, 164)) is not None)
+    if end - start > 1:
+        return ","
+    if _is_minus(text, start, end):
+        return "minus"
+    is_joint = bool(left) and bool(right) and not left.isspace() and not right.isspace()
+    return "" if is_joint or not (left.isspace() and right.isspace()) else ","
+
+
+def _slash(text: str, start: int, end: int) -> str:
+    left, right = before(text, start, 1), text[end : end + 1]
+    if end - start > 1 or not right:
+        return ""
+    if _OVER.search(text[max(0, start - 2) : end + 2]):
+        return "over"
+    return (
+        "slash" if left.isalnum() or right.isalnum() or right in "$€£" or (left.isspace() and right.isspace()) else ""
+    )
+
+
+_OVER = re.compile(r"\) ?/ ?[(\d]|\d ?/ ?\(|\) / [A-Za-z]$")
+_BETWEEN = re.compile(r"[\w)] [*%] (?:[\d($€£]|[a-z](?!\w))")
+_OPERAND = re.compile(r"[\w)\]%] $")
+_NEXT_OPERAND = re.compile(r" (?:[\d($€£√]|[A-Za-z](?![A-Za-z])|[A-Za-z]\w*[(_])")
+_EQUALS_BEFORE = re.compile(r"(?:^|\s)[=≈<>≤≥] (?:[^.;:!?\n]|\.\d)*$")
+_EQUALS_AFTER = re.compile(r"(?:[^.;:!?\n]|\.\d){0,60}? [=≈] ")
+
+
+def _is_minus(text: str, start: int, end: int) -> bool:
+    """Whether a hyphen between spaces is the minus of an equation."""
+    left = before(text, start, 60)
+    if _OPERAND.search(left) is None or _NEXT_OPERAND.match(text, end) is None:
+        return False
+    return _EQUALS_BEFORE.search(left) is not None or _EQUALS_AFTER.match(after(text, end, 70)) is not None
 
 
 def _compared(text: str, start: int, end: int) -> str:
     """< and > between spaces compare; elsewhere they are marks, as of a quotation or a tag."""
     left, right = before(text, start, 2), text[end : end + 2]
-    is_between = re.search(r"[\w)] $", left) and re.match(r" [\w(.-]", right)
+    is_between = re.search(r"[\w)|\]] $", left) and re.match(r" [\w(.-]", right)
     said = "is less than" if text[start] == "<" else "is greater than"
     return said if is_between else ""
+
+
+_NAME = re.compile(r"[A-Z]{2}|[a-z]{3,}(?![\w@])|[a-z]{1,2}(?= (?:files?|extensions?|formats?)\b)")
 
 
 def _dot(text: str, end: int, length: int, left: str, right: str) -> str:
@@ -103,8 +125,9 @@ def _dot(text: str, end: int, length: int, left: str, right: str) -> str:
     if length > 1:
         return "," if re.match(r"\s*[a-z\d]", text[end : end + 4]) else "."
     if left.isalnum() and right.isalpha():
-        return "dot" if right.islower() else "."
+        is_capitals = before(text, end - 1, 2).isupper() and text[end : end + 2].isupper()
+        return "dot" if right.islower() or is_capitals else "."
     if not left.isalnum() and right.isalpha():
-        is_name = re.match(r"[A-Z]{2}|[a-z]{3,}(?![\w@])", text[end : end + 20]) and not left.strip()
+        is_name = _NAME.match(text, end) and left in " \n/("
         return "dot" if is_name else "."
     return "."

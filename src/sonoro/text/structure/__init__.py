@@ -9,10 +9,12 @@
 | bare address | its host and path |
 | code block, `<think>` | left out, or read where `code` says so |
 | emphasis, inline code, comments, rules | without their signs |
+| formula of TeX | by its signs, in one line |
+| front matter | its title |
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from sonoro.core.types import TextFormat
 
@@ -20,6 +22,7 @@ from .blocks import Block, Kind, Span, spoken
 from .markdown import markdown_blocks
 from .markup import html_blocks
 from .plain import plain_blocks
+from .tex import hidden, shown
 
 __all__ = ["Block", "Kind", "Span", "TextFormat", "blocks_of", "format_of"]
 
@@ -40,8 +43,22 @@ _MARKDOWN_SPAN = (
     r"| (?<![\w*])\*[^\s*][^*\n]{0,300}\*(?![\w*]) | (?<![\w_])_[^\s_][^_\n]{0,300}_(?![\w_])"
 )
 _MARKDOWN = re.compile(rf"(?mx) ^[ ]{{0,3}}(?:{_MARKDOWN_LINE}) | {_MARKDOWN_SPAN}")
-_THOUGHTS = re.compile(r"<(think|script|style)\b.*?(?:</\1>|\Z)", re.DOTALL | re.IGNORECASE)
-_TAG = re.compile(r"</?[a-zA-Z][\w:-]{0,40}(?:[ =][^<>\n]{0,300})?/?>|<!--.*?-->", re.DOTALL)
+_DOCUMENT = re.compile(r"\s*(?:<\?xml[^>]{0,200}>\s*)?<(?:!DOCTYPE html|html)\b", re.IGNORECASE)
+_THOUGHTS = re.compile(
+    r"(?P<code>^[ ]{0,3}(?P<fence>`{3,}|~{3,})[^\n]*\n.*?(?:^[ ]{0,3}(?P=fence)|\Z)"
+    r"|(?P<ticks>`{1,2})(?!`)[^`\n]{1,500}(?P=ticks))"
+    r"|<(?P<name>think|script|style)\b.*?(?:</(?P=name)>|\Z)",
+    re.DOTALL | re.IGNORECASE | re.MULTILINE,
+)
+_TAG = re.compile(
+    rf"{_THOUGHTS.pattern.partition('|<(?P<name>')[0]}"
+    r"|</?[a-zA-Z][\w:-]{0,40}(?:[ =\t\n](?:(?!\n\s*\n)[^<>]){0,600})?/?>|<![A-Za-z][^<>]{0,300}>|<!--.*?-->",
+    re.DOTALL | re.MULTILINE,
+)
+"""Both match code too, which they leave as it is."""
+
+_FRONT = re.compile(r"\A---[ \t]*\n(?=[\w-]+:)(?:(?!---)[^\n]+\n){1,100}---[ \t]*(?:\n|\Z)")
+_TITLE = re.compile(r"(?m)^title:[ \t]*(?P<quote>[\"']?)(?P<title>[^\n]*?)(?P=quote)[ \t]*$")
 _BOUND = re.compile(r"(?m)^([ ]{0,3})>(?=(?:=\s?|[$£€.])?\d)")
 """At the start of a line, where a quote's sign stands: >90% of users."""
 
@@ -52,6 +69,8 @@ _LONGEST = 20_000
 
 def format_of(text: str) -> TextFormat:
     """What `text` is written in, by its marks: "markdown", "html" or "plain"."""
+    if _DOCUMENT.match(text):
+        return "html"
     if _MARKDOWN.search(text) and _is_parsable(text):
         return "markdown"
     return "html" if "<" in text and _HTML.search(text) else "plain"
@@ -63,20 +82,30 @@ def _is_parsable(text: str) -> bool:
 
 def blocks_of(text: str, text_format: TextFormat = "auto", *, with_code: bool = False) -> Iterator[Block]:
     """The blocks of `text` that hold anything to read."""
-    # A wide sign of the same meaning is no quote's, and keeps every character's place.
-    text = _BOUND.sub("\\1＞", text)
+    # A wide sign of the same meaning is no quote's. What is left out becomes white space of the same length, so that
+    # every character keeps its place.
+    source, text = text, hidden(_BOUND.sub("\\1＞", text))
+    if text_format != "plain" and (front := _FRONT.match(text)):
+        text = _without_front(text, front)
     known = format_of(text) if text_format == "auto" else text_format
     if known == "html":
-        yield from spoken(html_blocks(text, with_code=with_code))
-        return
-    if "<" in text and text_format != "plain":
-        # Thoughts and tags become white space of the same length, so that every character keeps its place.
-        text = _THOUGHTS.sub(lambda found: re.sub(r"\S", " ", found[0]), text)
-        text = _TAG.sub(_blank, text)
-    made = (
-        markdown_blocks(text, with_code=with_code) if known == "markdown" and _is_parsable(text) else plain_blocks(text)
-    )
-    yield from spoken(made)
+        made: Iterable[Block] = html_blocks(text, with_code=with_code)
+    else:
+        if "<" in text and text_format != "plain":
+            text = _THOUGHTS.sub(lambda found: found["code"] or re.sub(r"\S", " ", found[0]), text)
+            text = _TAG.sub(lambda found: found["code"] or _blank(found), text)
+        is_markdown = known == "markdown" and _is_parsable(text)
+        made = markdown_blocks(text, with_code=with_code) if is_markdown else plain_blocks(text)
+    yield from spoken(shown(block, source) for block in made)
+
+
+def _without_front(text: str, front: re.Match[str]) -> str:
+    """`text` without its front matter, but for the title."""
+    blank = re.sub(r"\S", " ", front[0])
+    if title := _TITLE.search(front[0]):
+        blank = blank[: title.start("title")] + title["title"] + blank[title.end("title") :]
+        blank = blank[: title.start()] + "\n" + blank[title.start() + 1 : -1] + "\n"
+    return blank + text[front.end() :]
 
 
 def _blank(found: re.Match[str]) -> str:

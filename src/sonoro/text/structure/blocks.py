@@ -61,35 +61,27 @@ def decoded(block: Block) -> Block:
 
 
 _FOOTNOTE = re.compile(r"\[\^[\w-]{1,20}\]:?")
+_NUMBERED = re.compile(r"(?<=\A[A-Z\d])[.](?= \S)|(?<=\A[\dIVX]{2})[.](?= \S)")
+"""Behind the number or the letter of a heading."""
+
+_EMOTICON = re.compile(r"(?<=\s)[:;]['-]?[DPpOoSs)(/\\|*]+(?=\s|\Z)")
 _BOX = re.compile(r"\A\[[ xX]\][ \t]+")
 _PROMPT = re.compile(
     r"(?m)^\$ (?=(?:pip3?|npm|git|cd|sudo|python3?|curl|make|docker|uv|cargo|ls|export|brew|apt)\b|\./)"
 )
-_MATH = re.compile(r"\$\$?[^$\n]+\$\$?")
-_IS_MATH = re.compile(r"(?=[^\\^_=]*[\\^_=])\$\$?[^\s\d$](?:[^$\n]*[^\s$])?\$\$?")
 
 
 def _without_signs(block: Block) -> Block:
-    """`block` without the marks of footnotes, the boxes of tasks, prompts and the signs around formulas."""
+    """`block` without the marks of footnotes, the boxes of tasks and prompts."""
     if "[^" in block.text:
         block = _replaced(block, _FOOTNOTE, lambda _: "")
     if block.kind == Kind.ITEM and block.text.startswith("["):
         block = _replaced(block, _BOX, lambda _: "")
-    return _without_dollars(block) if "$" in block.text else block
-
-
-def _without_dollars(block: Block) -> Block:
-    """`block` without the prompts of a shell and the signs around formulas."""
-    block = _replaced(block, _PROMPT, lambda _: "")
-    made, at = Block(block.kind), 0
-    for found in _MATH.finditer(block.text):
-        signs = 2 if found[0].startswith("$$") else 1
-        if _IS_MATH.fullmatch(found[0]) and not block.text[found.end() : found.end() + 1].isdecimal():
-            made.take(block, at, found.start())
-            made.take(block, found.start() + signs, found.end() - signs)
-            at = found.end()
-    made.take(block, at, len(block.text))
-    return made
+    if ":" in block.text or ";" in block.text:
+        block = _replaced(block, _EMOTICON, lambda _: ",")
+    if block.kind == Kind.HEADING:
+        block = _replaced(block, _NUMBERED, lambda _: ",")
+    return _replaced(block, _PROMPT, lambda _: "") if "$ " in block.text else block
 
 
 def _replaced(block: Block, pattern: re.Pattern[str], replacement: Callable[[re.Match[str]], str]) -> Block:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from markdown_it.rules_block import StateBlock
     from markdown_it.token import Token
 
+_FLAG = re.compile(r"(?<![\w-])--?(?=[A-Za-z])")
+_DOT = re.compile(r"(?<!\w)\.(?=[A-Za-z])")
+_STAR = re.compile(r"(?<!\w)\*(?=[./])")
 _LINK_END = re.compile(r"\](?:\([^()]*(?:\([^()]*\)[^()]*)*\)|\[[^\]]*\])?")
 
 
@@ -127,7 +130,7 @@ def _add_inline(block: Block, token: Token, text: str, starts: list[int]) -> Non
         if found < 0:
             found = at
         begin = origin[min(found, len(origin) - 1)] if origin else 0
-        if said == written and found + len(said) <= len(origin):
+        if len(said) == len(written) and found + len(said) <= len(origin):
             block.text += said
             block.origins += [(origin[n], origin[n] + 1) for n in range(found, found + len(said))]
         else:
@@ -142,12 +145,18 @@ def _add_inline(block: Block, token: Token, text: str, starts: list[int]) -> Non
         elif child.type in ("softbreak", "hardbreak"):
             add("\n", "\n")
         elif child.type == "code_inline":
-            add(child.content, child.content)
+            add(_with_names(child.content), child.content)
         elif child.type == "image":
             add(child.content, child.content)
             at = _after_link(content, at)
         elif child.type == "link_close" and child.markup != "autolink":
             at = _after_link(content, at)
+
+
+def _with_names(code: str) -> str:
+    """`code` with other characters, as many, for signs that are said in it: -x, .py, *.c."""
+    code = _FLAG.sub(lambda found: "﹣" * len(found[0]), code)
+    return _DOT.sub("․", _STAR.sub("＊", code))
 
 
 def _after_link(content: str, at: int) -> int:

@@ -4,67 +4,19 @@ A class module has `STARTS` (the kinds of token that its forms begin with: "digi
 at)`, which yields candidates, and `EXAMPLES`. No class knows another's result: where they compete, the costs decide.
 """
 
+from importlib import import_module
 from types import ModuleType
 
-from . import (
-    abbreviation,
-    address,
-    bound,
-    cardinal,
-    chemical,
-    coordinate,
-    date,
-    decade,
-    digits,
-    electronic,
-    fraction,
-    identifier,
-    initialism,
-    length,
-    math,
-    measure,
-    money,
-    ordinal,
-    period,
-    range_,
-    roman,
-    scripture,
-    telephone,
-    time,
-    version,
+_NAMES = (
+    "abbreviation address bound cardinal chemical citation coordinate date decade digits electronic fraction function "
+    "identifier initialism length math measure money ordinal period range_ rate roman scripture telephone time version"
 )
-
-CLASSES: tuple[ModuleType, ...] = (
-    abbreviation,
-    address,
-    bound,
-    cardinal,
-    chemical,
-    coordinate,
-    date,
-    decade,
-    digits,
-    electronic,
-    fraction,
-    identifier,
-    initialism,
-    length,
-    math,
-    measure,
-    money,
-    ordinal,
-    period,
-    range_,
-    roman,
-    scripture,
-    telephone,
-    time,
-    version,
-)
+CLASSES: tuple[ModuleType, ...] = tuple(import_module(f"{__name__}.{name}") for name in _NAMES.split())
 
 WORDS = frozenset(
     form
-    for module in (abbreviation, address, date, period, roman, scripture)
+    for module in CLASSES
+    if "WORDS" in vars(module)
     for word in module.WORDS
     for form in (word.lower(), word.capitalize())
 )

@@ -23,6 +23,9 @@ _TITLES = pairs(
     "Messrs = Messieurs | Mt = Mount | Ft = Fort | Fr = Father | Pres = President | St = Saint | "
     "Supt = Superintendent | Det = Detective | Insp = Inspector"
 )
+_TITLES |= {
+    word.upper(): _TITLES[word] for word in ("Mr", "Mrs", "Dr", "St", "Mt", "Rev", "Capt", "Col", "Prof", "Gen")
+}
 """Before a name: a dot after them ends no sentence."""
 
 _DOTTED = pairs(
@@ -48,11 +51,12 @@ _BEFORE_NUMBER = pairs(
     "fig = figure | figs = figures | vol = volume | vols = volumes | ch = chapter | chap = chapter | "
     "eq = equation | ext = extension | nos = numbers | ep = episode | p = page | pp = pages | ver = version | "
     "art = article | sec = section | para = paragraph | no = number | tbl = table | app = appendix | "
-    "op = opus | pg = page | pgs = pages | ln = line"
+    "cl = clause | amend = amendment | op = opus | pg = page | pgs = pages | ln = line"
 )
-_NEEDS_DOT = frozenset(["op", "p", "pp", "art", "sec", "para", "no", "app", "ln"])
+_NEEDS_DOT = frozenset(["cl", "amend", "op", "p", "pp", "art", "sec", "para", "no", "app", "ln"])
 _WORDS = pairs(
-    "w/o = without | et al. = et al | etc = et cetera | "
+    "w/o = without | et al. = et al | et seq. = et seq | etc = et cetera | A/C = ay C | "
+    "E.g. = For example | I.e. = That is | N.B. = Note | N.b. = Note | "
     "tel. no. = telephone number | Tel. no. = Telephone number | "
     "y/o = years old | c/o = care of | b/c = because | n/a = not applicable | "
     "N/A = not applicable | Ctrl = Control | aka = also known as | a.k.a. = also known as | e.g. = for example | "
@@ -66,7 +70,12 @@ _WORD = re.compile(
     "(?:" + "|".join(re.escape(word) for word in sorted(_WORDS, key=len, reverse=True)) + r")(?![\w/])(?P<comma>,?)"
 )
 _TITLE = re.compile(rf"(?P<word>{'|'.join(_TITLES)})(?P<dot>\.?)(?=\s(?:[A-Z]|& |and [A-Z]))")
-_TITLE_ALONE = re.compile(r"(?P<word>Mr|Mrs|Ms|Dr|Prof)\.")
+_TITLE_ALONE = re.compile(r"(?P<word>Mr|Mrs|Ms|Dr|Prof|MR|MRS|DR)\.")
+_FLOOR = re.compile(r"(?P<word>[Ff]l|c)\.(?!\w)")
+_NTH = re.compile(r"\d(?:st|nd|rd|th) $")
+_FEATURING = re.compile(r"(?P<word>ft|feat)\.(?=\s[A-Z])")
+_NAMED = re.compile(r"(?:^|[A-Za-z\"')(]\s?)$")
+_PLURAL = re.compile(r"(?P<word>[A-Za-z]{2,30})\((?P<s>e?s)\)(?!\w)")
 _WITH_DOT = re.compile(rf"(?P<word>{'|'.join(sorted(_DOTTED, key=len, reverse=True))})\.(?P<comma>,?)")
 _NUMBERED = re.compile(
     rf"(?P<word>(?i:{'|'.join(sorted(_BEFORE_NUMBER, key=len, reverse=True))}))(?P<dot>\.?)\s?"
@@ -93,10 +102,17 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         yield whole(found, SURE, "with")
     if (found := _WORD.match(text, at)) and not _IN_ADDRESS.search(context):
         word = found[0].rstrip(",")
-        comma = "," * (found["comma"] != "" or word in ("e.g.", "i.e."))
+        comma = "," * (found["comma"] != "" or word in ("e.g.", "i.e.", "E.g.", "I.e.", "N.B."))
         yield _said(found, word, _WORDS[word], comma)
     if (found := _TITLE.match(text, at)) and _is_title(text, found):
         yield _said(found, found["word"], _TITLES[found["word"]], "")
+    if (found := _FLOOR.match(text, at)) and _NTH.search(before(text, at)):
+        said = "century" if found["word"] == "c" else "Floor"
+        yield _said(found, found["word"], said, "." * ends_sentence(text, found.end()))
+    if (found := _FEATURING.match(text, at)) and _NAMED.search(before(text, at)):
+        yield _said(found, found["word"], "featuring", "")
+    if found := _PLURAL.match(text, at):
+        yield whole(found, SURE, found["word"] + found["s"])
     if found := _TITLE_ALONE.match(text, at):
         mark = "." * ends_sentence(text, found.end())
         yield _said(found, found["word"], _TITLES[found["word"]], mark)
@@ -132,5 +148,7 @@ EXAMPLES = (
     ("w/o it; w/ it; and/or", "without it, with it, and or."),
     ("Approx. 5 in WWII", "Approximately five in World War Two."),
     ("Sr. Engineer, Op. 9", "Senior Engineer, Opus nine."),
+    ("user(s) on the 21st Fl.", "users on the twenty first Floor."),
+    ("MRS. RAVENEL, E.g. Ann ft. Bob", "Missus RAVENEL, For example, Ann featuring Bob."),
     ("Fig. 3 and #7", "Figure three and number seven."),
 )

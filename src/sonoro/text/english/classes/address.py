@@ -7,7 +7,7 @@ from sonoro.text.english.line import SURE, Candidate, Piece, after, before
 from sonoro.text.english.numbers import digits, grouped, ordinal
 from sonoro.text.english.tables import pairs
 
-from .common import pieces, whole
+from .common import STARTERS, pieces, whole
 from .initialism import spell
 
 STARTS = ("digit", "letter")
@@ -28,6 +28,9 @@ _STREET = re.compile(
 )
 _AFTER_NAME = re.compile(rf"(?P<kind>{_KINDS})(?![A-Za-z])(?P<dot>\.)?")
 _NAME_BEFORE = re.compile(r"\b(?:[A-Z][a-z'.]*|\d+(?:st|nd|rd|th))\s$")
+_COMMON_BEFORE = re.compile(rf"\b(?:{STARTERS}|And|Of|In|Great|Old|Little)\s$")
+"""Words before the St. of a saint rather than of a street: How St. Piran came."""
+
 _SIDE = re.compile(r"(?P<side>[NSEW])\.?(?=\s\d{1,3}(?:st|nd|rd|th)\s(?:St|Ave|Street|Avenue)\b)")
 _STATES = pairs(
     "AL = Alabama | AK = Alaska | AZ = Arizona | AR = Arkansas | CA = California | CO = Colorado | CT = Connecticut | "
@@ -106,6 +109,8 @@ def _street(text: str, found: re.Match[str]) -> Candidate:
 
 def _is_street(text: str, found: re.Match[str]) -> bool:
     if found["kind"] in ("St", "Dr", "Ct", "Pl", "Ter", "Cir", "Sq"):
+        if found["kind"] == "St" and _COMMON_BEFORE.search(before(text, found.start())):
+            return False
         follows = after(text, found.end())
         return re.match(
             r"\s*(?:[,;:.!?)|\n]|$)| (?:Apt|Suite|Ste|Unit|and|in|at|near|is|was)\b| &", follows
@@ -126,5 +131,6 @@ EXAMPLES = (
     ),
     ("42nd St. & W. 34th St.", "forty second Street and West thirty fourth Street."),
     ("123 Smth St, City, NY", "one twenty three Smth Street, City, New York."),
+    ("How St. Piran came to Elm St.", "How Saint Piran came to Elm Street."),
     ("Doctor Smith lives on Elm Dr.", "Doctor Smith lives on Elm Drive."),
 )

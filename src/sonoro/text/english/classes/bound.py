@@ -12,7 +12,7 @@ STARTS = ("sign",)
 
 _BOUND = re.compile(r"(?P<sign>>=|<=|[<>≥≤]|~(?=\s?[$£€¥₹]))\s?(?=-?~?[$£€¥₹]?\.?\d)")
 _SAID = pairs("> = more than | < = less than | >= = at least | <= = at most | ≥ = at least | ≤ = at most | ~ = about")
-_COMPARED = re.compile(r"\w\s?$|[)\]%²³°]\s?$|[^\s(\[,;:\"|]$")
+_COMPARED = re.compile(r"\w\s?$|[)\]%²³°]\s?$|\w\|\s?$|[^\s(\[,;:\"|]$")
 """What is compared: a number, a variable, or whatever touches the sign."""
 
 

@@ -27,6 +27,9 @@ _COMMA = re.compile(
 )
 _COUNTED = re.compile(rf"\s+(?:{SCALE}|people|times|items|points|votes|men|women|students|users|pages|words)\b")
 _OWNER = re.compile(rf"(?P<number>{FORM})'[sS](?![\w'])")
+_DOZENS = re.compile(r"(?P<number>10{1,2}|10?,?000|100,?000|1,000,000)s(?= of\b)")
+_ROUND = frozenset(["100", "1000", "1,000", "1000000", "1,000,000"])
+_AFTER_A = re.compile(r"\b[aA] $")
 _LIKE_YEAR = range(1100, 2100)
 _OF_YEAR = re.compile(r"(?i)\b(?:year|anno|in|since|until|by|circa|of)\s$")
 _IN_TOKEN = re.compile(r"[\w.]$")
@@ -54,6 +57,9 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         low = decimal(found["low"]) + (f" {_SCALES[found['scale1'].lower()]}" if found["scale1"] else "")
         high = (decimal(found["number"]), "number"), (_SCALES[found["scale"].lower()], "scale")
         yield pieces(found, SURE, (low, "low"), ("to", "to"), *high)
+    if found := _DOZENS.match(text, at):
+        said = "ten" if found["number"] == "10" else cardinal(found["number"]).removeprefix("one ")
+        yield whole(found, SURE, said + "s")
     if found := _CONTINENTAL.match(text, at):
         groups, _, decimals = found[0].partition(",")
         if decimals or groups.count(".") > 1:
@@ -77,7 +83,10 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         and not _COUNTED.match(text, found.end())
     ):
         yield whole(found, NUMBER - 1, year(number))
-    yield pieces(found, NUMBER, *minus_sign, (decimal(number), "number"))
+    said = decimal(number)
+    if number in _ROUND and not minus_sign and _AFTER_A.search(before(text, at, 3)):
+        said = said.removeprefix("one ")
+    yield pieces(found, NUMBER, *minus_sign, (said, "number"))
 
 
 EXAMPLES = (
@@ -98,5 +107,6 @@ EXAMPLES = (
     ("agent 007", "agent zero zero seven."),
     ("1994 and 2100", "nineteen ninety four and two thousand one hundred."),
     ("in 1066, the year 2525, 1984's", "in ten sixty six, the year twenty five twenty five, nineteen eighty four's."),
+    ("100s of people, a 1000 knobs", "hundreds of people, a thousand knobs."),
     ("2000 people", "two thousand people."),
 )

@@ -30,6 +30,18 @@ LABELS = (
 )
 """Nouns before a letter or a number that labels them."""
 
+_ARTICLE = re.compile(r"\b(?:a|an|A|An)\s(?:~|about\s|whole\s|full\s|mere\s|single\s|new\s|further\s)?$")
+_NOUN = re.compile(
+    r" (?!of|or|and|to|in|for|per|an?\b|"
+    r"more|less|each|every|is|was|as|at|on|from|by|if|but|with|than|when|that)[a-z]{2}"
+)
+
+
+def is_attributive(text: str, start: int, end: int) -> bool:
+    """Whether an amount stands between an article and a noun, so that its unit is singular: a five dollar bill."""
+    return _ARTICLE.search(text, max(0, start - 12), start) is not None and _NOUN.match(text, end) is not None
+
+
 _ENDS = re.compile(rf"\s*(?:[\"')\]]*\s*)?(?:$|\n|(?:{STARTERS})\b)")
 _CAPITAL = re.compile(r"[\"')\]]*\s+[\"'(]*[A-Z]")
 

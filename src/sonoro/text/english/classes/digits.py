@@ -20,6 +20,7 @@ _SPELLED = re.compile(
     | (?:serial | account | reference | confirmation | order | tracking)(?:[ ]number)? )
     \.? [:#\ ]* (?:is[ ]|was[ ])? \#? $"""
 )
+_COUNTED = re.compile(r" (?:lines|words|characters|bytes|pages|people|times)\b")
 _CALL = re.compile(r"(?i)\b(?:call|calls|called|calling|dial|dialed|ring|phone|text|calls? to)\s$")
 _CALLED = re.compile(r" (?:calls?|callers?|operators?|dispatch(?:ers?)?|centers?|emergency|hotline|lifeline)\b")
 _PAIRED = re.compile(
@@ -69,7 +70,7 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     found = _RUN.match(text, at)
     if found is None or _AFTER_DIGITS.search(before(text, at, 1)):
         return
-    if _SPELLED.search(context):
+    if _SPELLED.search(context) and not _COUNTED.match(after(text, found.end())):
         yield whole(found, SURE, digits(found[0]))
     elif (
         (_PAIRED.search(context) or _NAMED.search(context))

@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterator
 
 from sonoro.text.english.line import SURE, Candidate, before
-from sonoro.text.english.numbers import cardinal, digits
+from sonoro.text.english.numbers import cardinal, digits, grouped
 from sonoro.text.english.tables import listed, pairs
 
-from .common import whole
+from .common import pieces, whole
 from .initialism import spell
 
 STARTS = ("letter", "sign", "digit")
@@ -30,6 +30,11 @@ _ENDINGS = (
 _FILE = re.compile(rf"[\w-]{{1,64}}(?:\.[\w-]{{1,32}}){{0,3}}\.(?:{_ENDINGS})(?!\w)")
 _PATH = re.compile(r"(?:~|\.{1,2})?(?:/[\w.@+-]{1,64}){2,12}/?(?![\w])|(?:~|\.{1,2})/[\w./-]{1,200}")
 _HANDLE = re.compile(r"@(?P<name>[A-Za-z_]\w{0,63})")
+_FLAG = re.compile(r"--(?P<name>[a-z][\w-]{1,40})")
+_ORDER = re.compile(r"#(?P<letters>[A-Z]{1,4})-?(?P<number>\d{1,12})(?!\w)")
+_OF_ORDER = re.compile(
+    r"(?i)\b(?:order|ticket|invoice|case|item|part|serial|ref|reference|booking|claim|policy|model)s? $"
+)
 _TAG = re.compile(r"#(?P<name>[A-Za-z_]\w{0,99})")
 _COLOR = re.compile(r"#(?=[A-Fa-f]*\d)[\dA-Fa-f]{6}(?!\w)")
 _WINDOWS_PATH = re.compile(r"[A-Za-z]:(?:\\[\w .-]{0,63}[\w]){1,12}\\?")
@@ -55,6 +60,14 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
             SURE,
             "hash " + " ".join(digits(sign) if sign.isdecimal() else spell(sign) for sign in found[0]).strip(),
         )
+        return
+    if text[at] == "-":
+        if (found := _FLAG.match(text, at)) and re.search(r"\w \Z", before(text, at, 2)):
+            yield pieces(found, SURE, ("dash dash", 0), (" ".join(_camel(found["name"])), "name"))
+        return
+    if text[at] == "#" and (found := _ORDER.match(text, at)) and _OF_ORDER.search(before(text, at)):
+        number = grouped(found["number"]) if len(found["number"]) < 5 else digits(found["number"])
+        yield pieces(found, SURE / 2, (f"number {spell(found['letters'])}", "letters"), (number, "number"))
         return
     if text[at] in "@#":
         form = _HANDLE if text[at] == "@" else _TAG
@@ -109,7 +122,7 @@ def _part(part: str) -> str:
 def _camel(name: str) -> list[str]:
     """The words of a name in camel or snake case."""
     found = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name)
-    return [cardinal(word) if word.isdecimal() else word for word in found]
+    return [(grouped if len(word) == 4 else cardinal)(word) if word.isdecimal() else word for word in found]
 
 
 EXAMPLES = (

@@ -16,8 +16,10 @@ _SLASHED = re.compile(
     r"(?P<th>(?:st|nd|rd|th|ST|ND|RD|TH)s?\b)?)(?![\d/]|[.,]\d)"
 )
 _RATED = re.compile(
-    r"(?<![\d/.,])(?P<top>10(?=/10)|\d{1,2}\.\d|\d{1,2}(?=/\d+ stars))(?P<of>/)(?P<bottom>5|10|100)(?![\d/]|[.,]\d)"
+    r"(?<![\d/.,])(?P<top>(?:10|\d)(?=/10(?: would|\s*(?:[.,;:!?)\n]|$)))|\d{1,2}\.\d|\d{1,2}(?=/\d+ stars))"
+    r"(?P<of>/)(?P<bottom>5|10|100)(?![\d/]|[.,]\d)"
 )
+_RATING = re.compile(r"\b(?:rat(?:ed|ing)(?: of)?|scored?(?: of)?|g[ia]ve|it|this|an?|solid|definite)\s$")
 _SIGN = re.compile(r"(?P<whole>\d+)?\s?(?P<sign>[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞])")
 _IN_NUMBER = re.compile(r"[\d/.,$£€]$")
 
@@ -29,7 +31,9 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
             yield pieces(found, SURE, (cardinal(found["whole"]), "whole"), (f"and {mixed(top, bottom)}", "sign"))
         else:
             yield whole(found, SURE, simple(top, bottom))
-    if found := _RATED.match(text, at):
+    if (found := _RATED.match(text, at)) and (
+        found["bottom"] != "10" or found["top"] == "10" or "." in found["top"] or _RATING.search(before(text, at))
+    ):
         yield pieces(
             found, SURE, (decimal(found["top"]), "top"), ("out of", "of"), (decimal(found["bottom"]), "bottom")
         )
@@ -79,6 +83,7 @@ EXAMPLES = (
     ("1/1000", "one one thousandth."),
     ("1/4th", "one quarter."),
     ("4.5/5 stars", "four point five out of five stars."),
+    ("an 8/10, 3/10 of it", "an eight out of ten, three tenths of it."),
     ("120/80", "one twenty over eighty."),
     ("2 142/1", "two and one hundred and forty two over one."),
 )

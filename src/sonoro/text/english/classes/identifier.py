@@ -14,6 +14,9 @@ STARTS = ("letter", "digit")
 _MIXED = re.compile(r"(?=[\w.-]{0,63}\d)(?=[\w.-]{0,63}[A-Za-z])[A-Za-z\d]{1,32}(?:[-/][A-Za-z\d]{1,32}){0,8}(?![\w@])")
 _MODEL = re.compile(r"(?<!pages )(?:7[0-9]7-(?:\d00|[1-9]0?)|(?:A3\d0|A\d{3}|MD|DC)-\d{1,4})[A-Z]{0,2}(?![\w-])")
 _STANDARD = re.compile(r"[A-Z]\.(?P<number>\d{3,4})(?![\w.,]*\d)")
+_CLAUSE = re.compile(r"(?P<letter>[A-Z])\.(?P<number>\d{1,2}(?:\.\d{1,2}){0,3})(?![\w]|\.\w)")
+"""A clause of a contract, a figure of an appendix: D.3."""
+
 _HARDWARE = re.compile(r"(?:[\dA-Fa-f]{2}:){5}[\dA-Fa-f]{2}(?![\w:])")
 _CODE = re.compile(r"\d{1,6}(?:[-/]\d{1,6}){2,8}(?![\w])")
 _PARTS = re.compile(r"[A-Za-z]+|\d+|[-/]")
@@ -21,6 +24,7 @@ _PLURAL = re.compile(r"(?P<name>[A-Z]{1,3})-?(?P<number>[1-9]\d{1,2})s(?!\w)")
 _SERIES = re.compile(r"(?:^|-)[A-Z]{1,4}-$")
 _PREFIX = re.compile(r"(?:pre|post|mid|anti|non|early|late|sub|super|trans|all|top|under|over)-\d")
 _CODED = re.compile(r"(?i)\b(?:pnr|otp|code|ref|id|serial|plate|vin)(?: is)?:? $")
+_CHIP = re.compile(r"^[im]\d-$")
 _WORDS = re.compile(r"[a-z]{3,}|[A-Z][a-z]+|in|of|to|on|by|at|or|up|is|it|no|so|an|as")
 _CAMEL = re.compile(r".*[a-z]{3}|(?:[A-Z][a-z]+){2,}$")
 _JOINED = re.compile(r"[\w$£€#@.]$|\d[,:/-]$")
@@ -40,6 +44,9 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         yield pieces(found, SURE / 2, (spell(found["name"]), "name"), (decade(found["number"]), "number"))
     if found := _STANDARD.match(text, at):
         yield whole(found, SURE, f"{spell(found[0][0])} dot {grouped(found['number'])}")
+    if found := _CLAUSE.match(text, at):
+        number = " point ".join(cardinal(part) for part in found["number"].split("."))
+        yield pieces(found, SURE, (spell(found["letter"]), "letter"), (f"point {number}", "number"))
     if found := _MODEL.match(text, at):
         yield _read(found, SURE, is_paired=True)
     found = _MIXED.match(text, at)
@@ -71,6 +78,8 @@ def _read(found: re.Match[str], cost: float, *, is_paired: bool, is_code: bool =
         ahead = found[0][: part.start()]
         is_model = is_paired or ahead[-1:].isalpha() or _SERIES.search(ahead) is not None
         said = "slash" if part[0] == "/" else _said(part[0], is_paired=is_model, is_code=is_code)
+        if len(part[0]) == 5 and part[0].isdecimal() and _CHIP.match(ahead):
+            said = f"{cardinal(part[0][:2])} {grouped(part[0][2:])}"
         if part[0] != "-":
             made.append(Piece(said, part.start() + found.start(), part.end() + found.start()))
     return Candidate(found.end(), cost, tuple(made))
@@ -94,5 +103,6 @@ EXAMPLES = (
     ("B2A23C", "B two ay twenty three C."),
     ("covid-19, MIG-25, C24", "covid nineteen, M I G twenty five, C twenty four."),
     ("an F-150, the B-52s, US-101", "an F one fifty, the B fifty twos, U S one oh one."),
+    ("an i9-12900K, Sections D.3 to D.6", "an i nine twelve nine hundred K, Sections D point three to D point six."),
     ("your otp is ab9453", "your otp is ay b nine four five three."),
 )

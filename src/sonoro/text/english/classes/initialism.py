@@ -13,8 +13,9 @@ STARTS = ("letter",)
 _DOTTED = re.compile(r"(?:[A-Za-z]\.){2,8}(?P<last>[A-Z](?![\w]))?(?P<s>'?s\b)?")
 _CAPITALS = re.compile(r"(?P<letters>[A-Z]{2,6})(?P<s>'?s)?(?![\w])")
 _INITIAL = re.compile(r"[A-Z]\.(?=\s[A-Z])")
-_DEGREE = re.compile(r"(?:Ph\.? ?D|M\.? ?Sc|B\.? ?Sc|M\.? ?D|Ed\.? ?D)(?P<s>s)?(?![A-Za-z])\.?")
+_DEGREE = re.compile(r"(?:Ph\.? ?D|M\.? ?Sc|B\.? ?Sc|M\.? ?D|Ed\.? ?D)\.?(?P<s>s)?(?![A-Za-z])\.?")
 _SHARP = re.compile(r"[A-G]#(?![\w])")
+_LABEL = re.compile(r"A(?=,)|(?<=\()A(?=\))")
 _AND = re.compile(r"(?P<one>[A-Z]{1,3})&(?P<two>[A-Z]{1,3}?)(?P<s>s)?(?![\w])")
 _SPELLED = listed(
     "USA US UK EU UN AI ID IDs IQ UFO CEO CIA FBI USB API APIs FAQ URL OK ASAP RSVP ISBN UCLA HTTP HTTPS IOU ATM EEG "
@@ -46,10 +47,12 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         yield whole(found, SURE / 2, said, mark="." * is_end)
     if found := _DEGREE.match(text, at):
         is_end = found[0].endswith(".") and ends_sentence(text, found.end())
-        degree = re.sub(r"[^A-Za-z]", "", found[0].removesuffix("s"))
+        degree = re.sub(r"[^A-Za-z]", "", found[0].rstrip(".").removesuffix("s"))
         if "." in found[0] or degree in ("PhD", "MSc", "BSc", "EdD"):
             said = spell(degree.upper()) + "'s" * bool(found["s"])
             yield whole(found, SURE / 2, said, mark="." * is_end)
+    if (found := _LABEL.match(text, at)) and re.search(r"^$|[\s(]$", before(text, at, 1)):
+        yield whole(found, SURE, "ay")
     if found := _SHARP.match(text, at):
         yield whole(found, SURE, f"{found[0][0]} sharp")
     if found := _AND.match(text, at):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from sonoro.text.english.line import LIKELY, SURE, Candidate, after, before
 from sonoro.text.english.numbers import count, decimal
 
-from .common import NUMBER, pieces, whole
+from .common import NUMBER, is_attributive, pieces, whole
 from .fraction import mixed, simple
 
 STARTS = ("digit", "sign")
@@ -33,6 +33,7 @@ _INCH_WORD = re.compile(
     rf"(?:\s|(?<=ft \d)|(?<=ft \d\d))(?P<symbol>in)(?P<dot>\.)?"
     r"(?=\s*(?:$|[.,;:)x×]|by\b|tall|wide|long|thick|high|deep|of (?:rain|snow)))"
 )
+_INCH_JOINED = re.compile(rf"(?P<number>{NUMBER})-in(?P<dot>\.)?(?![\w-])")
 _AFTER_FEET = re.compile(r"\d(?:\s?ft\.?|\s?feet|')\s?$")
 _IN_NUMBER = re.compile(r"[\w$£€#]$|\d[.,]$")
 
@@ -53,11 +54,15 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         and (found["number"] or found["part"])
         and not _OPEN_QUOTE.search(before(text, at, 80))
     ):
-        yield whole(found, LIKELY, _with_part(found["number"], found["part"]) + _inches(found["number"], found["part"]))
+        inches = " inch" if is_attributive(text, at, found.end()) else _inches(found["number"], found["part"])
+        yield whole(found, LIKELY, _with_part(found["number"], found["part"]) + inches)
     if found := _SIDES.match(text, at):
         yield _sides(found)
     if (found := _FOOT.match(text, at)) and _SIZED.match(after(text, found.end())):
-        yield whole(found, LIKELY, f"{decimal(found['number'])} {'foot' if found['number'] == '1' else 'feet'}")
+        is_one = found["number"] == "1" or is_attributive(text, at, found.end())
+        yield whole(found, LIKELY, f"{decimal(found['number'])} {'foot' if is_one else 'feet'}")
+    if found := _INCH_JOINED.match(text, at):
+        yield whole(found, SURE, f"{decimal(found['number'])} inch")
     if found := _INCH_WORD.match(text, at):
         cost = SURE if _AFTER_FEET.search(before(text, at)) or found["dot"] or found["by"] else LIKELY
         low = f"{decimal(found['low'])} by " if found["low"] else ""
@@ -91,6 +96,7 @@ EXAMPLES = (
     ('5\'11" and 12"', "five foot eleven and twelve inches."),
     ("a 3' x 4' rug, 8 x 10 in", "a three feet by four feet rug, eight by ten inches."),
     ("19'32\" and 4'05\"", "nineteen minutes thirty two seconds and four minutes five seconds."),
+    ('a 24" monitor, a 9-in. pan', "a twenty four inch monitor, a nine inch pan."),
     ("6'-8' tall", "six to eight feet tall."),
     ("211 ft 5 in", "two hundred and eleven feet five inches."),
     ('6\' 2½", 3 1/2"', "six foot two and a half, three and a half inches."),

@@ -13,32 +13,33 @@ from .initialism import spell
 
 STARTS = ("letter", "digit", "sign")
 
-_LETTERS = "α-ωΓΔΘΛΞΠΣΦΨΩ"
-_NAMES = "sin|cos|tan|log|ln|exp|lim|max|min|mod|det"
+LETTERS = "α-ωΓΔΘΛΞΠΣΦΨΩ"
+NAMES = "sin|cos|tan|log|ln|exp|lim|max|min|mod|det"
 _PRODUCT = (
     r"(?!(?:is|or|in|as|to|if|at|by|an|be|it|of|on|we|no|so)[^a-z])[a-z]{2}(?=[²³⁰-⁹^]|\s?[-+*/=])"
     r"|(?<=\d)[a-z]{2}(?=\))"
 )
-_TERM = rf"(?:{NUMBER}|{_PRODUCT}|(?:{_NAMES})(?![A-Za-z])|[A-Za-z](?![A-Za-z'])|[{_LETTERS}]|√)"
+_TERM = rf"(?:{NUMBER}|{_PRODUCT}|(?:{NAMES})(?![A-Za-z])|[A-Za-z](?![A-Za-z'])|[{LETTERS}]|√)"
 _SUPER = r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]{1,6}"
 _SUB = r"[₀-₉]{1,4}"
 _OPERATOR = r"(?:<=|>=|==|!=|[-+*/=<>^×÷·±≠≤≥≈−–])"
 _FOLLOWING = (
-    rf"{_TERM}|{_SUPER}|{_SUB}|[()](?=[\w\s()=+*/^.,;:-])|!(?=\s?[=+*/-])"
-    rf"|\s?{_OPERATOR}\s?[-(]{{0,2}}(?=\w|√|\.\d|[{_LETTERS}])"
+    rf"{_TERM}|{_SUPER}|{_SUB}|_[A-Za-z\d]{{1,2}}(?![A-Za-z\d])|_\([\w+=−-]{{1,10}}\)|[()](?=[\w\s()=+*/^.,;:-])|!(?=\s?[=+*/-])"
+    rf"|\s?{_OPERATOR}\s?[-(]{{0,2}}(?=\w|√|\.\d|[{LETTERS}])"
 )
 _FORMULA = re.compile(rf"[-(]{{0,3}}{_TERM}(?:(?>{_FOLLOWING})){{1,80}}\)?(?![\w'])")
 """A term and what can follow one: each step has one way to match, so a formula that fails at its end fails quickly."""
 
-_PIECES = re.compile(rf"{NUMBER}|(?:{_NAMES})(?![A-Za-z])|[A-Za-z{_LETTERS}]|{_SUPER}|{_SUB}|<=|>=|==|!=|[^\w\s]")
+_PIECES = re.compile(rf"{NUMBER}|(?:{NAMES})(?![A-Za-z])|[A-Za-z{LETTERS}]|{_SUPER}|{_SUB}|<=|>=|==|!=|[^\w\s]")
 _POWER = re.compile(
-    rf"(?P<base>[A-Za-z]{{1,2}}|[{_LETTERS}]|{NUMBER})(?P<power>{_SUPER}|(?:\^|\*\*)-?\d{{1,4}}|\^[A-Za-z](?![A-Za-z]))"
+    rf"(?P<base>[A-Za-z]{{1,2}}|[{LETTERS}]|{NUMBER})(?P<power>{_SUPER}|(?:\^|\*\*)-?\d{{1,4}}|\^[A-Za-z](?![A-Za-z]))"
 )
-_CALL = re.compile(rf"(?:{_NAMES}|[fghFGHP])\((?:[a-z]|{NUMBER}|[θφ])(?:,\s?(?:[a-z]|{NUMBER})){{0,3}}\)(?![\w])")
-_STEP = re.compile(r"[ijkmnxyt]-[1-9]\d?(?!\w)|[nxyzk]/\d{1,3}(?!\w)|\d{1,3}/[nxyzk](?!\w)")
+_CALL = re.compile(rf"(?:{NAMES}|[fghFGHP])\((?:[a-z]|{NUMBER}|[θφ])(?:,\s?(?:[a-z]|{NUMBER})){{0,3}}\)(?![\w])")
+_STEP = re.compile(
+    r"(?=[a-z-]{1,8}\d)[ijkmnxyt](?:-(?:[1-9]\d?|[ijkmnxyt])){1,4}(?![\w-])|[nxyzk]/\d{1,3}(?!\w)|\d{1,3}/[nxyzk](?!\w)"
+)
 """n-1, x/2, 1/x: small letters that name a number."""
 
-_PRIME = re.compile(r"[fghuvy](?P<prime>'{1,2})(?=\(| ?=)")
 _FACTORIAL = re.compile(r"(?P<of>[nkr])!(?!\w)")
 _ROOT = re.compile(rf"√\s?(?P<of>{NUMBER}|[A-Za-z](?![A-Za-z]))")
 _PLAIN = re.compile(rf"-?{NUMBER}\s?(?:[+*×÷−]|\s/\s)\s?{NUMBER}(?:\s?[-+*/×÷−]\s?{NUMBER}){{0,20}}(?![\w])")
@@ -49,7 +50,7 @@ _SAID = pairs(
     "± = plus or minus | √ = the square root of | ! = factorial | ( = , | ) = , | ^ = to the power of"
 )
 _DIGITS = {ord(sign): str(n % 10) for n, sign in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹₀₁₂₃₄₅₆₇₈₉")} | {ord("⁻"): "-"}
-_INDEXED = re.compile(rf"(?P<name>[A-Za-z{_LETTERS}])(?P<index>{_SUB})(?![\w])")
+_INDEXED = re.compile(rf"(?P<name>[A-Za-z{LETTERS}])(?P<index>{_SUB})(?![\w])")
 _JOINED = re.compile(r"[\w.$£€'@#]$|\w-$")
 
 
@@ -58,35 +59,21 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     if _JOINED.search(context):
         return
     if (found := _FORMULA.match(text, at)) and _is_formula(text, found):
-        yield Candidate(found.end(), SURE, tuple(_read(found[0], at)))
+        yield Candidate(found.end(), SURE, tuple(read_formula(found[0], at)))
     if found := _PLAIN.match(text, at):
-        yield Candidate(found.end(), LIKELY, tuple(_read(found[0], at, over="divided by")))
+        yield Candidate(found.end(), LIKELY, tuple(read_formula(found[0], at, over="divided by")))
     if found := _STEP.match(text, at):
-        yield Candidate(found.end(), SURE, tuple(_read(found[0], at)))
+        yield Candidate(found.end(), SURE, tuple(read_formula(found[0], at)))
     if found := _POWER.match(text, at):
         yield whole(found, LIKELY, f"{_base(found['base'])} {_power(found['power'].lstrip('^*').translate(_DIGITS))}")
     if found := _INDEXED.match(text, at):
-        yield Candidate(found.end(), SURE, tuple(_read(found[0], at)))
+        yield Candidate(found.end(), SURE, tuple(read_formula(found[0], at)))
     if found := _CALL.match(text, at):
-        yield Candidate(found.end(), LIKELY, tuple(_read(found[0], at)))
+        yield Candidate(found.end(), LIKELY, tuple(read_formula(found[0], at)))
     if found := _FACTORIAL.match(text, at):
         yield whole(found, LIKELY, f"{found['of']} factorial")
-    if found := _PRIME.match(text, at):
-        yield from _primed(text, found)
     if found := _ROOT.match(text, at):
         yield whole(found, LIKELY, f"the square root of {_base(found['of'])}")
-
-
-def _primed(text: str, found: re.Match[str]) -> Iterator[Candidate]:
-    """A derivative, and what it is of: f'(x)."""
-    said = Piece("prime " * (len(found["prime"]) - 1) + "prime", *found.span("prime"))
-    letter = Piece(_letter(found[0][0]), found.start(), found.start() + 1)
-    call = re.compile(r"\((?P<of>[a-z])\)").match(text, found.end())
-    if call is None:
-        yield Candidate(found.end(), SURE, (letter, said))
-        return
-    of = Piece(f"of {_letter(call['of'])}", call.start(), call.end())
-    yield Candidate(call.end(), SURE, (letter, said, of))
 
 
 def _is_formula(text: str, found: re.Match[str]) -> bool:
@@ -107,8 +94,8 @@ def _is_formula(text: str, found: re.Match[str]) -> bool:
     )
 
 
-def _read(written: str, at: int, *, over: str = "over") -> Iterator[Piece]:
-    is_call = False
+def read_formula(written: str, at: int, *, over: str = "over") -> Iterator[Piece]:
+    is_call = is_index = False
     for found in _PIECES.finditer(written):
         part, start, end = found[0], at + found.start(), at + found.end()
         if part[0] in "⁰¹²³⁴⁵⁶⁷⁸⁹⁻":
@@ -116,11 +103,13 @@ def _read(written: str, at: int, *, over: str = "over") -> Iterator[Piece]:
         elif part[0] in "₀₁₂₃₄₅₆₇₈₉":
             yield Piece(cardinal(part.translate(_DIGITS)), start, end)
         elif part == "^":
-            exponent = re.match(r"\^\(?(-?\d+)", written[found.start() :])
-            is_named = exponent is not None and exponent[1] in ("2", "3")
-            if not is_named:
+            if not re.match(r"\^[23](?![\w.])", written[found.start() :]):
                 yield Piece("to the power of", start, end)
-        elif part in ("2", "3") and written[: found.start()].endswith("^"):
+        elif part == "(" and written[: found.start()].endswith("_"):
+            is_index = True
+        elif part == ")" and is_index:
+            is_index = False
+        elif part in ("2", "3") and written[: found.start()].endswith("^") and not written[found.end() :][:1].isalnum():
             yield Piece("squared" if part == "2" else "cubed", start, end)
         elif part == "(" and re.search(r"[a-zA-Z]$", written[: found.start()]):
             is_call = True
@@ -135,10 +124,10 @@ def _read(written: str, at: int, *, over: str = "over") -> Iterator[Piece]:
         elif part[0].isdecimal() or part[0] == ".":
             yield Piece(decimal(part), start, end)
         elif part[0].isalpha():
-            yield Piece(_letter(part), start, end)
+            yield Piece(letter_of(part), start, end)
 
 
-def _letter(name: str) -> str:
+def letter_of(name: str) -> str:
     """A variable by the name of its letter, a function by its own."""
     if not name.isascii():
         return unicodedata.name(name[0]).split()[-1].lower()
@@ -146,7 +135,7 @@ def _letter(name: str) -> str:
 
 
 def _base(base: str) -> str:
-    return decimal(base) if base[0].isdecimal() or base[0] == "." else _letter(base)
+    return decimal(base) if base[0].isdecimal() or base[0] == "." else letter_of(base)
 
 
 def _power(exponent: str) -> str:
@@ -166,8 +155,9 @@ EXAMPLES = (
     ("y = mx + b; n-1 of 1/x", "y equals m x plus b, n minus one of one over x."),
     ("χ² and 10**6", "chi squared and ten to the power of six."),
     ("x₁ + x₂ = 3; 6−1, -5+3", "x one plus x two equals three, six minus one, minus five plus three."),
-    ("f'(x) = 2x and n!", "f prime of x equals two x and n factorial."),
     ("(a + b)(a - b)", "ay plus b, ay minus b."),
+    ("x_(n+1) = 2^(k-1), B[n-1-i]", "x n plus one equals two to the power of, k minus one, B, n minus one minus i."),
+    ("n!, x_(n+1) = 2^(k-1)", "n factorial, x n plus one equals two to the power of, k minus one."),
     ("√2", "the square root of two."),
     ("E = mc²", "E equals m c squared."),
 )

@@ -7,11 +7,11 @@ from sonoro.text.english.line import LIKELY, SURE, Candidate, after, before
 from sonoro.text.english.numbers import decimal
 from sonoro.text.english.tables import listed
 
-from .common import LABELS, NUMBER, SCALE, pieces, whole
+from .common import LABELS, NUMBER, SCALE, is_attributive, pieces
 from .fraction import mixed, simple
 from .units import unit
 
-STARTS = ("digit", "sign", "letter")
+STARTS = ("digit", "sign")
 
 _SYMBOL = r"(?:sq\.? ?(?:ft|m|km|mi)\.?|cu ft|ft-lb|°\s[CF](?![A-Za-z])|[A-Za-zμΩÅ°%‰¢]{1,5})"
 _POWER = r"(?:[²³]|\^[23]|(?<=[a-zA-Z])[23](?!\d))"
@@ -20,19 +20,12 @@ _AMOUNT = (
     rf"(?:\s(?P<scale>{SCALE}))?"
 )
 _RANGE = rf"(?:(?P<low>{NUMBER})(?P<symbol0>\s?(?:%|°[CF]?)|[a-z]{{1,3}}(?=(?:-|–)\d))?\s?(?P<by>-|–|—|x|×|to)\s?)?"
-_FORM = re.compile(
-    rf"(?P<minus>-)?{_RANGE}{_AMOUNT}(?P<gap>\s?-?)(?P<symbol>{_SYMBOL})(?P<power>{_POWER})?"
-    rf"(?:\s?(?P<per>/|\bper\b|·)\s?(?P<hundred>100\s?)?(?P<under>[A-Za-zμ]{{1,5}})(?P<under_power>{_POWER})?)?(?![\w'²³])(?P<dot>(?<=[a-z])\.(?=\s+[a-z\d(]|[,;)]))?"
-)
+_ONE = rf"(?P<minus>-)?{_RANGE}{_AMOUNT}(?P<gap>\s?-?)(?P<symbol>{_SYMBOL})(?P<power>{_POWER})?"
+_UNDER = rf"\s?(?P<per>/|\bper\b|·)\s?(?P<hundred>100\s?)?(?P<under>[A-Za-zμ]{{1,5}})(?P<under_power>{_POWER})?"
+_END = r"(?![\w'²³])(?P<dot>(?<=[a-z])\.(?=\s+[a-z\d(]|[,;)]))?"
+_FORM, _ALONE = re.compile(rf"{_ONE}(?:{_UNDER})?{_END}"), re.compile(rf"{_ONE}(?P<per>)(?P<under>){_END}")
 _VULGAR = re.compile(r"(?P<part>[½¼¾⅓⅔⅛])\s?(?P<symbol>[A-Za-z]{2,5})(?![\w'])(?P<dot>\.(?=\s[a-z]))?")
-_ALONE_PER = re.compile(
-    rf"(?P<number>{NUMBER})\s?(?P<per>/)\s?(?P<under>kg|lb|km[23²³]?|mi|m[23²³]|min|hr|h|wk|mo|yr|ml|mL|L|oz|day|hour|minute|second|month|year|week)(?![\w/])"
-)
 _STONE = re.compile(r"(?P<number>\d{1,3})\s?(?P<symbol>st)(?=\s?\d{1,2}\s?lbs?\b)")
-_BARE = re.compile(
-    r"(?P<symbol>[A-Za-z]{1,3})/(?P<under>s|h|hr|min|m[23²³]|km[23²³]|dL|mL|L|kg)(?P<power>\^?[23]|[²³])?(?![\w/^])"
-    r"|(?P<length>km|cm|mm|ft|mi|m)(?P<square>[²³])(?![\w/])"
-)
 _LETTERS = frozenset("MBbTxKkCFAHNGds")
 """Letters that are magnitudes, names or labels more often than units."""
 
@@ -45,21 +38,15 @@ _PARTS = {"½": "12", "¼": "14", "¾": "34", "⅓": "13", "⅔": "23", "⅛": "
 _SECONDS = re.compile(
     r"\s(?:timeouts?|delay|wait|interval|timer|limit|window|clips?|videos?|ads?|spots?|later|each|apart|elapsed)\b"
 )
-_RATE = re.compile(r"(?P<things>[a-z]{3,12}s)(?P<per>/)(?P<under>s|sec|min|h|hr|day|week|month|year)(?!\w)")
-_POWERS = {"²": "square", "2": "square", "³": "cubic", "3": "cubic"}
+POWERS = {"²": "square", "2": "square", "³": "cubic", "3": "cubic"}
+_OF_RATE = re.compile(r"(?i)\b(?:rates?|yields?|spreads?|hikes?|cuts?|fed|bonds?|points?)\b[^.;]*$|\bby $")
+_OF_SPORT = re.compile(r" (?:dash|sprint|relay|race|hurdles|freestyle|backstroke|breaststroke|butterfly|swim)\b")
+_OFPOWERS = {"²": "square", "2": "square", "³": "cubic", "3": "cubic"}
 _SHORT_WORDS = listed("in a at as am pm do me us to or by no it is be we he bar mil mo ha pt cal sec")
-_JOINED = re.compile(r"[\w/]$")
 
 
 def recognise(text: str, at: int) -> Iterator[Candidate]:
     context = before(text, at, 2)
-    if text[at].isalpha():
-        if (found := _BARE.match(text, at)) and not _JOINED.search(context) and (said := _bare(found)):
-            yield whole(found, SURE / 2, said)
-        if (found := _RATE.match(text, at)) and not _JOINED.search(context):
-            time = unit(found["under"]) or (found["under"],) * 2
-            yield pieces(found, SURE, (found["things"], "things"), ("per", "per"), (time[0], "under"))
-        return
     is_sign = not text[at].isdecimal()
     found = _VULGAR.match(text, at) if is_sign else None
     if found and found["symbol"] not in _SHORT_WORDS and (names := unit(found["symbol"])):
@@ -68,30 +55,10 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         return
     if found := _STONE.match(text, at):
         yield pieces(found, SURE, (decimal(found["number"]), "number"), ("stone", "symbol"))
-    if found := _ALONE_PER.match(text, at):
-        power = _POWERS.get(found["under"][-1], "")
-        names = unit(found["under"].rstrip("23²³")) or (found["under"], found["under"])
-        yield pieces(
-            found,
-            LIKELY,
-            (decimal(found["number"]), "number"),
-            ("per", "per"),
-            (f"{power} {names[0]}".strip(), "under"),
-        )
-    if (found := _FORM.match(text, at)) and (made := _measure(text, found)):
-        yield made
-
-
-def _bare(found: re.Match[str]) -> str:
-    """A unit without a number, or nothing."""
-    if found["length"]:
-        length = unit(found["length"])
-        return f"{_POWERS[found['square']]} {length[1]}" if length else ""
-    names, under = unit(found["symbol"]), unit(found["under"].rstrip("23²³"))
-    if names is None or under is None:
-        return ""
-    power = _POWERS.get(found["under"][-1], "")
-    return f"{names[1]} per {power} {under[0]}".replace("  ", " ") + " squared" * bool(found["power"])
+    for form in (_FORM, _ALONE):
+        if (found := form.match(text, at)) and (made := _measure(text, found)):
+            yield made
+            break
 
 
 def _number(found: re.Match[str]) -> str:
@@ -111,6 +78,8 @@ def _number(found: re.Match[str]) -> str:
 def _measure(text: str, found: re.Match[str]) -> Candidate | None:
     symbol, is_close = found["symbol"].replace("° ", "°").replace("q. ", "q ").rstrip("."), found["gap"] in ("", "-")
     names = unit(symbol)
+    if found["low"] and found["by"] in "-–—" and re.match(r"\s?[=≈]", text[found.end() : found.end() + 2]):
+        return None
     is_other = (found["symbol0"] or "").isalpha() and found["symbol0"] != symbol
     if names is None or is_other or not _is_unit(text, found, symbol, is_close=is_close):
         return None
@@ -118,8 +87,14 @@ def _measure(text: str, found: re.Match[str]) -> Candidate | None:
     is_one = (found["number"] == "1" or is_part) and not (
         found["fraction"] or found["vulgar"] or found["scale"] or found["low"]
     )
-    name = names[0] if is_one or "-" in found["gap"] or found["per"] == "·" else names[1]
-    power = _POWERS.get((found["power"] or "")[-1:], "")
+    if symbol == "bps" and _OF_RATE.search(before(text, found.start(), 60)):
+        names = ("basis point", "basis points")
+    is_before_noun = is_attributive(text, found.start(), found.end()) or (
+        symbol == "m" and _OF_SPORT.match(text, found.end()) is not None
+    )
+    is_singular = is_one or "-" in found["gap"] or found["per"] == "·" or is_before_noun
+    name = names[0] if is_singular else names[1]
+    power = POWERS.get((found["power"] or "")[-1:], "")
     said = f"{power} {name}".strip()
     parts: list[tuple[str, str]] = [("minus", "minus")] if found["minus"] else []
     if found["low"]:
@@ -133,7 +108,7 @@ def _measure(text: str, found: re.Match[str]) -> Candidate | None:
         under = unit(found["under"])
         if under is None:
             return None
-        power = _POWERS.get((found["under_power"] or "")[-1:], "")
+        power = POWERS.get((found["under_power"] or "")[-1:], "")
         named = f"{under[0]} squared" if power and under[0] == "second" else f"{power} {under[0]}".strip()
         if found["hundred"] or (found["per"] == "·" and not is_one):
             named = "one hundred " * bool(found["hundred"]) + under[1]
@@ -183,11 +158,13 @@ EXAMPLES = (
     ("a 7.2-millimeter bullet", "a seven point two millimeter bullet."),
     ("41,459.00 km³", "forty one thousand four hundred and fifty nine point zero zero cubic kilometers."),
     ("3 mbps", "three megabits per second."),
-    ("in km/h or m²", "in kilometers per hour or square meters."),
     ("½ tsp. salt, 1 c. milk, 10k jobs/s", "one half teaspoon salt, one cup milk, ten thousand jobs per second."),
+    ("a 26GB file", "a twenty six gigabyte file."),
+    ("190°C / Gas mark 5", "one hundred and ninety degrees Celsius slash Gas mark five."),
+    ("5 cm x 3 cm; up by 25 bps", "five centimeters by three centimeters, up by twenty five basis points."),
     ("12st 7lb", "twelve stone seven pounds."),
     ("1/2 tsp, ¼ tsp", "one half teaspoon, one quarter teaspoon."),
     ("6 N·m, 5 L/100 km", "six newton meters, five liters per one hundred kilometers."),
     ("1m-2m; 230 V AC", "one meter to two meters, two hundred and thirty volts ay C."),
-    ("a 90s timeout, in 3.1 s", "a ninety seconds timeout, in three point one seconds."),
+    ("a 90s timeout, in 3.1 s", "a ninety second timeout, in three point one seconds."),
 )

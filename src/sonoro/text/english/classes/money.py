@@ -3,11 +3,11 @@
 import re
 from collections.abc import Iterator
 
-from sonoro.text.english.line import LIKELY, SURE, Candidate, after, before
+from sonoro.text.english.line import LIKELY, SURE, Candidate, before
 from sonoro.text.english.numbers import cardinal, decimal
 from sonoro.text.english.tables import pairs
 
-from .common import DASH, NUMBER, pieces, whole
+from .common import DASH, NUMBER, is_attributive, pieces, whole
 from .units import SMALL, currency, names
 
 STARTS = ("sign", "digit", "letter")
@@ -57,12 +57,8 @@ _PERIODS = pairs(
     "mi = mile | km = kilometer | "
     "GB = gigabyte | kWh = kilowatt hour"
 )
-_ARTICLE = re.compile(r"\b(?:a|an|A|An)\s$")
-_NOUN = re.compile(
-    r" (?!of|or|and|to|in|for|per|an?\b|more|less|each|every|is|was|as|at|on|from|by|if|but|with|than)[a-z]{2}"
-)
 _IN_NUMBER = re.compile(r"[\d.,$£€]$")
-_IN_WORD = re.compile(r"\w$")
+_IN_WORD = re.compile(r"\w$|[A-Z]/$")
 _AFTER_OPERAND = re.compile(r"[\w)]$|[\d)]\s$")
 
 
@@ -76,7 +72,7 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
                 if found := form.match(text, at):
                     yield _with_period(text, _amount(text, found, _plain_number(found["amount"])))
         return
-    if _IN_WORD.search(context) or (text[at] == "-" and _AFTER_OPERAND.search(before(text, at, 2))):
+    if _IN_WORD.search(before(text, at, 2)) or (text[at] == "-" and _AFTER_OPERAND.search(before(text, at, 2))):
         return
     if found := _RANGE.match(text, at):
         yield _with_period(text, _range(found))
@@ -109,12 +105,7 @@ def _amount(text: str, found: re.Match[str], number: str) -> Candidate:
     land = _LANDS.get((groups.get("land") or groups.get("code") or "").strip().replace(".", ""), "")
     sign = _CODES_OF_LANDS.get((groups.get("land") or "").strip(), found["sign"])
     said = said_amount(sign, number, groups.get("scale") or "", land)
-    if (
-        _ARTICLE.search(before(text, found.start()))
-        and _NOUN.match(after(text, found.end()))
-        and " and " not in said[-20:]
-    ):
-        # a five dollar bill
+    if is_attributive(text, found.start(), found.end()) and " and " not in said[-20:]:
         said = said.removesuffix("s") if said.endswith(("dollars", "pounds", "euros", "rupees")) else said
     return whole(found, LIKELY - 1, minus + said)
 

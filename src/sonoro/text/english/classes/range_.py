@@ -19,6 +19,7 @@ _TIMES = re.compile(
 )
 _SCREEN = re.compile(r"(?!\d00|\d+000)\d{3,4}\s?[x×]\s?\d{3,4}")
 _FACTOR = re.compile(rf"(?:(?P<low>{NUMBER})(?P<to>-|–))?(?P<number>{NUMBER})(?P<x>[x×])(?![\w])")
+_IN_FORMULA = re.compile(r"(?:[\w)\]]|[-+*/=×]\s?)\($")
 _COMPARED = re.compile(r" (?:as|more|less|better|worse|(?!over|under|after|ever|her)[a-z]+er)\b")
 _IN_NUMBER = re.compile(r"[\d$£€]$|\d[.,/:]$|\w-$")
 
@@ -32,7 +33,8 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
             yield _joined(found, POSSIBLE, "to")
     if found := _SPACED.match(text, at):
         is_rising = float(found["low"].replace(",", "")) < float(found["high"].replace(",", ""))
-        yield _joined(found, POSSIBLE, "to" if is_rising or "-" not in found["to"] else "minus")
+        is_range = (is_rising or "-" not in found["to"]) and not _IN_FORMULA.search(before(text, at))
+        yield _joined(found, POSSIBLE, "to" if is_range else "minus")
     if found := _SCALED.match(text, at):
         yield whole(found, SURE, f"one to {decimal(found['high'])}")
     if found := _RATIO.match(text, at):
@@ -41,12 +43,13 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     if (found := _TIMES.match(text, at)) and found["low"] != "0":
         is_screen = _SCREEN.fullmatch(found[0]) is not None
         say = grouped if is_screen else decimal
-        third = (("by", "by2"), (decimal(found["third"]), "third")) if found["third"] else ()
+        by = "times" if re.match(r"\s?=", text[found.end() : found.end() + 2]) else "by"
+        third = ((by, "by2"), (decimal(found["third"]), "third")) if found["third"] else ()
         yield pieces(
             found,
-            SURE,
+            SURE / 2 if by == "times" else SURE,
             (say(found["low"]), "low"),
-            ("by", "by"),
+            (by, "by"),
             (say(found["high"]) + "s" * bool(found["s"]), "high"),
             *third,
         )
@@ -67,5 +70,6 @@ EXAMPLES = (
     ("1:50,000", "one to fifty thousand."),
     ("a 2x8 board, 2.5x or 2-3x faster", "a two by eight board, two point five x or two to three times faster."),
     ("1920x1080", "nineteen twenty by ten eighty."),
+    ("6 x 6 = 36, 5(1 - 3)", "six times six equals thirty six, five, one minus three."),
     ("two 2x4s", "two two by fours."),
 )

@@ -61,6 +61,10 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         return
     numeral, context = found["numeral"], before(text, at, 60)
     value = str(_value(numeral))
+    if at == 0 and numeral.isupper() and len(value) < 4 and not text[found.end() :].strip(" .\n"):
+        # The number of a chapter, alone on its line.
+        yield whole(found, SURE / 2, cardinal(value))
+        return
     if numeral == "I" and re.match(r"(?:, | and | or | to |[-–])II\b", after(text, found.end())):
         yield whole(found, SURE, "one")
     if numeral == "I" and not _I_ENDS.match(text, found.end()) and not context.endswith("World War "):
@@ -70,7 +74,9 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     elif (numeral.isupper() and _RULER.search(context)) or (
         numeral in ("I", "II", "III", "IV") and _NAMED.search(context)
     ):
-        yield whole(found, SURE / 2, f"the {ordinal(value)}")
+        # Older books write a dot behind the number, which ends no sentence.
+        end = found.end() + (re.match(r"\.\s+[a-z]", after(text, found.end(), 4)) is not None)
+        yield whole(found, SURE / 2, f"the {ordinal(value)}", end=end)
     elif _COUNTED.search(context) or (
         numeral.isupper() and _CLEAR.fullmatch(numeral) and (numeral not in ("IV", "VI") or _ANY_NAME.search(context))
     ):
@@ -99,6 +105,7 @@ EXAMPLES = (
     ("Henry VIII and World War II", "Henry the eighth and World War two."),
     ("Chapter IV, PART XL", "Chapter four, PART forty."),
     ("Sam II, Sam and I", "Sam the second, Sam and I."),
+    ("Charles II. was crowned", "Charles the second was crowned."),
     ("in the XIX century", "in the nineteenth century."),
     ("MCMXCIV", "nineteen ninety four."),
     ("section Ⅲ", "section three."),

@@ -12,7 +12,7 @@ from .common import pieces
 STARTS = ("letter", "digit")
 
 _SHORT = pairs(
-    "_SHORT = pairs | Gen = Genesis | Ex = Exodus | Exod = Exodus | Lev = Leviticus | Num = Numbers | "
+    "Gen = Genesis | Ex = Exodus | Exod = Exodus | Lev = Leviticus | Num = Numbers | "
     "Deut = Deuteronomy | Josh = Joshua | Judg = Judges | Sam = Samuel | Kgs = Kings | Chr = Chronicles | "
     "Chron = Chronicles | Neh = Nehemiah | Ps = Psalm | Pss = Psalms | Prov = Proverbs | Eccl = Ecclesiastes | "
     "Isa = Isaiah | Jer = Jeremiah | Ezek = Ezekiel | Dan = Daniel | Hos = Hosea | Mic = Micah | Zech = Zechariah | "

@@ -32,6 +32,10 @@ _BARE = re.compile(
     re.IGNORECASE,
 )
 _MILITARY = re.compile(r"(?P<hour>[01]\d|2[0-4])(?P<minute>[0-5]\d)(?P<unit>\s?(?:hours|hrs?)\b)")
+_MILITARY_AT = re.compile(r"(?P<hour>0\d)(?P<minute>[0-5]\d)(?!\w|[-–.,]\d)")
+_MILITARY_TO = re.compile(
+    r"(?P<hour>[01]\d|2[0-4])(?P<minute>[0-5]\d)(?P<to>\s?(?:-|–|to)\s?)(?=(?:[01]\d|2[0-4])[0-5]\d\s?(?:hours|hrs?)\b)"
+)
 _NEXT = r"(?:,?\s?(?=\d))?"
 _DURATION = re.compile(
     rf"(?:(?P<d>\d+)\s?d(?:ays?)?{_NEXT})?(?:(?P<h>\d+)\s?h(?:(?:ou)?rs?)?{_NEXT})?"
@@ -60,9 +64,11 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         minutes = count(found["minute"], "minute", "minutes")
         yield pieces(found, SURE, (minutes, "minute"), (second, "second"), ("seconds", "part"))
     if found := _MILITARY.match(text, at):
-        hour = _minutes(found["hour"]) if found["hour"] != "00" else "zero"
-        minute = "hundred" if found["minute"] == "00" else _minutes(found["minute"])
-        yield pieces(found, SURE / 2, (hour, "hour"), (minute, "minute"), ("hours", "unit"))
+        yield pieces(found, SURE / 2, *_military(found), ("hours", "unit"))
+    if found := _MILITARY_TO.match(text, at):
+        yield pieces(found, SURE / 4, *_military(found), ("to", "to"))
+    if (found := _MILITARY_AT.match(text, at)) and _AT_HOUR.search(before(text, at)):
+        yield pieces(found, SURE, *_military(found))
     if found := _BARE.match(text, at):
         minute = f" {_minutes(found['minute'])}" if found["minute"] and found["minute"] != "00" else ""
         yield pieces(found, LIKELY, (cardinal(found["hour"]) + minute, "hour"), ("to", "to"))
@@ -84,6 +90,11 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
             if found[unit]
         ]
         yield pieces(found, SURE, *named)
+
+
+def _military(found: re.Match[str]) -> tuple[tuple[str, str], ...]:
+    hour = _minutes(found["hour"]) if found["hour"] != "00" else "zero"
+    return (hour, "hour"), ("hundred" if found["minute"] == "00" else _minutes(found["minute"]), "minute")
 
 
 def _named(text: str, at: int) -> Iterator[Candidate]:
@@ -167,6 +178,7 @@ EXAMPLES = (
     ("at 0600 hours, 1430 hrs", "at oh six hundred hours, fourteen thirty hours."),
     ("a lap of 2:05.37", "a lap of two minutes five point three seven seconds."),
     ("left at 5 p.m. He went", "left at five p m. He went."),
+    ("0800-1600 hrs, by 0730", "oh eight hundred to sixteen hundred hours, by oh seven thirty."),
     ("GMT-5; noon-1pm, 10am-noon", "G M T minus five, noon to one p m, ten ay m to noon."),
     ("1h45, at 20h30, 3w ago", "one hour forty five minutes, at twenty thirty, three weeks ago."),
     ("01:02:03.5", "one hour two minutes and three point five seconds."),

@@ -1,0 +1,69 @@
+"""What is per something, without a unit of its own before it: in km/h, 20/km2, 14 jobs/s; and units alone: m²."""
+
+import re
+from collections.abc import Iterator
+
+from sonoro.text.english.line import LIKELY, SURE, Candidate, Piece, before
+from sonoro.text.english.numbers import decimal
+
+from .common import NUMBER, pieces, whole
+from .measure import POWERS
+from .units import unit
+
+STARTS = ("digit", "letter")
+
+_ALONE_PER = re.compile(
+    rf"(?P<number>{NUMBER})\s?(?P<per>/)\s?(?P<under>kg|lb|km[23²³]?|mi|m[23²³]|min|hr|h|wk|mo|yr|ml|mL|L|oz|day|hour|minute|second|month|year|week)(?![\w/])"
+)
+_BARE = re.compile(
+    r"(?P<symbol>[A-Za-z]{1,3})/(?P<under>s|h|hr|min|m[23²³]|km[23²³]|dL|mL|L|kg)(?P<power>\^?[23]|[²³])?(?![\w/^])"
+    r"|(?P<length>km|cm|mm|ft|mi|m)(?P<square>[²³])(?![\w/])"
+)
+_BY = re.compile(r"[x×](?=\s\d)")
+_AFTER_LENGTH = re.compile(r"\d\s?(?:mm|cm|m|km|in|ft|yd)\.?\s$")
+_RATE = re.compile(r"(?i)\b(?:rates?|yields?|spreads?|hikes?|cuts?|fed|bonds?|points?)\b[^.;]*$|\bby $")
+_RATE = re.compile(r"(?P<things>[a-z]{2,12})(?P<per>/)(?P<under>s|sec|min|h|hr|day|week|month|year)(?!\w)")
+_JOINED = re.compile(r"[\w/]$")
+_IN_NUMBER = re.compile(r"[\d$£€#]$|\d[.,]$")
+
+
+def recognise(text: str, at: int) -> Iterator[Candidate]:
+    context = before(text, at, 2)
+    if text[at].isdecimal():
+        if (found := _ALONE_PER.match(text, at)) and not _IN_NUMBER.search(context):
+            yield _per(found)
+        return
+    if _BY.match(text, at) and _AFTER_LENGTH.search(before(text, at)):
+        yield Candidate(at + 1, SURE / 2, (Piece("by", at, at + 1),))
+    if _JOINED.search(context):
+        return
+    if (found := _BARE.match(text, at)) and (said := _bare(found)):
+        yield whole(found, SURE / 2, said)
+    if (found := _RATE.match(text, at)) and (found["things"][3:].endswith("s") or context[:1].isdecimal()):
+        time = unit(found["under"]) or (found["under"],) * 2
+        yield pieces(found, SURE, (found["things"], "things"), ("per", "per"), (time[0], "under"))
+
+
+def _per(found: re.Match[str]) -> Candidate:
+    power = POWERS.get(found["under"][-1], "")
+    names = unit(found["under"].rstrip("23²³")) or (found["under"], found["under"])
+    under = f"{power} {names[0]}".strip()
+    return pieces(found, LIKELY, (decimal(found["number"]), "number"), ("per", "per"), (under, "under"))
+
+
+def _bare(found: re.Match[str]) -> str:
+    """A unit without a number, or nothing."""
+    if found["length"]:
+        length = unit(found["length"])
+        return f"{POWERS[found['square']]} {length[1]}" if length else ""
+    names, under = unit(found["symbol"]), unit(found["under"].rstrip("23²³"))
+    if names is None or under is None:
+        return ""
+    power = POWERS.get(found["under"][-1], "")
+    return f"{names[1]} per {power} {under[0]}".replace("  ", " ") + " squared" * bool(found["power"])
+
+
+EXAMPLES = (
+    ("in km/h or m²", "in kilometers per hour or square meters."),
+    ("14 tok/s and 20/km2", "fourteen tok per second and twenty per square kilometer."),
+)
