@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 LIMITS = {
-    "lines of src": 48_130,
+    "lines of src": 48_440,
     "lines of core": 1_400,
     "lines of engine": 3_825,
     "lines of a file": 450,
@@ -21,7 +21,7 @@ LIMITS = {
     "folders that know word times": 4,
     "holders of temperature": 4,
     "fields of EngineConfig": 24,
-    "modules of a request, server": 10,
+    "modules of a request, server": 11,
     "modules of a request, engine": 21,
     "calls from the loop to a launch": 5,
 }

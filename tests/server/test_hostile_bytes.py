@@ -15,7 +15,7 @@ from servers import Server, never_blocked, serving
 from sessions import PATH
 from sine_engines import nothing_left, run, until
 
-from sonoro.server.middleware import Connection
+from sonoro.server.connection import Connection
 from sonoro.server.websocket import WebSocketConnection
 
 __all__ = ["nothing_left"]

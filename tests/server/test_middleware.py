@@ -93,7 +93,7 @@ def test_connections_that_keep_the_server_waiting_are_let_go() -> None:
                     writer.write(first)
                     return await closed(reader)
 
-            dripping = [trickle(server, first) for first in (b"", b"GET /hea", health + b"GET /hea", refused)]
+            dripping = [trickle(server, first) for first in (b"GET ", b"GET /hea", health + b"GET /hea", refused)]
             silent, answered, *_ = await asyncio.gather(rest(b""), rest(health), *dripping)
             assert silent == b""
             assert answered.startswith(b"HTTP/1.1 200")
@@ -252,7 +252,7 @@ def test_a_request_keeps_the_id_its_client_gave_if_it_is_sane() -> None:
 
 @pytest.mark.usefixtures("nothing_left")
 def test_idle_connections_beyond_the_budget_are_closed_the_oldest_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sonoro.server.middleware.MAX_IDLE", 3)
+    monkeypatch.setattr("sonoro.server.connection.MAX_IDLE", 3)
 
     async def ask() -> None:
         async with serving() as server:

@@ -24,11 +24,12 @@ from sonoro.core.version import VERSION
 from sonoro.server.api_page import api_page_routes
 from sonoro.server.batch import batch_routes
 from sonoro.server.config import ServerConfig
+from sonoro.server.connection import connection
 from sonoro.server.dialects import add_dialects, live_dialects
 from sonoro.server.errors import RefusalResponse, plain_refusal, refusal
 from sonoro.server.health import health_routes
 from sonoro.server.lexicon_routes import lexicon_routes
-from sonoro.server.middleware import MAX_HEAD_BYTES, HeadAsGet, HostCheck, RequestIds, connection
+from sonoro.server.middleware import HeadAsGet, HostCheck, RequestIds
 from sonoro.server.models import model_routes
 from sonoro.server.playground import playground_routes
 from sonoro.server.service import Service
@@ -129,7 +130,6 @@ def uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
         app,
         loop="asyncio",
         http=connection(config.head_timeout_s),
-        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         backlog=BACKLOG,
         ws=websocket_connection(config.max_total_body_bytes, config.slow_reader_timeout_s),
         ws_max_size=FIRST_MESSAGE_BYTES,

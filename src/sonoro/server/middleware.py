@@ -1,7 +1,7 @@
-"""Middleware before any endpoint: limits on connections, hosts and bodies; request ids and the access log.
+"""Middleware before any endpoint: limits on hosts and bodies; request ids and the access log.
 
-`Connection` times out request heads, `RequestIds` assigns ids and logs, `HostCheck` refuses foreign hosts and origins,
-`HeadAsGet` answers HEAD, `RequestBodies` bounds bodies, `Budget` any other count. Knows no path and no key."""
+`RequestIds` assigns ids and logs, `HostCheck` refuses foreign hosts and origins, `HeadAsGet` answers HEAD,
+`RequestBodies` bounds bodies, `Budget` any other count. Knows no path and no key."""
 
 from __future__ import annotations
 
@@ -13,22 +13,20 @@ import ipaddress
 import logging
 import re
 import socket
-import struct
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 from urllib.parse import unquote
 
-import h11
 from fastapi import Request
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from sonoro.core.logs import log_event
 from sonoro.server.config import ServerConfig
+from sonoro.server.connection import READ_BYTES
 from sonoro.server.errors import (
     BodyTooLarge,
     BodyTooSlow,
@@ -43,19 +41,8 @@ from sonoro.server.keys import Caller
 
 logger = logging.getLogger(__name__)
 
-RESET = "reset"
-"""The key, in a request scope's state, of the function that resets the connection."""
-
 CLIENT_GONE = 499
 """The logged status of a client that disconnected before its response, as in nginx."""
-
-READ_BYTES = 8192
-"""Read at once of a connection: the thousand chunks or frames that fit are parsed without a pause, in some 10 ms."""
-
-MAX_HEAD_BYTES = 16 * 1024
-
-MAX_IDLE = 512
-"""Connections without a request; beyond them the one that has idled longest is closed."""
 
 _PROBES = ("/", "/playground/{name}", "/health", "/ready", "/metrics")
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
@@ -66,101 +53,6 @@ server can send that name alone."""
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 _ANY = "*"
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
-
-
-class Connection(H11Protocol):
-    """uvicorn's HTTP protocol with at most `MAX_IDLE` idle connections, and `head_timeout_s` for each request head and
-    for the rest of a refused body.
-    uvicorn itself has a timeout only after a response: none for the first request, or for a head that trickles in."""
-
-    head_timeout_s = 10.0
-    idle: ClassVar[dict[Connection, None]]
-    """Connections without a request, the longest idle first."""
-    _deadline: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        transport.max_size = READ_BYTES  # type: ignore[attr-defined]
-        self.app_state = {**self.app_state, RESET: self.reset}
-        self._watch()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self.transport.get_protocol() is self:  # a WebSocket has a protocol of its own
-            self._watch()
-        else:
-            self._unwatch()
-            self.idle.pop(self, None)
-            self._forget()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._note_idle()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._unwatch()
-        self.idle.pop(self, None)
-        super().connection_lost(exc)
-        self._forget()
-
-    def _forget(self) -> None:
-        """Break cycles, in which a thousand lost connections would hold 10 MB until a garbage collection."""
-        self.app_state, self.scope, self.cycle = {}, cast(Any, None), cast(Any, None)
-
-    def send_400_response(self, msg: str) -> None:
-        """Answer invalid HTTP with the API's error body, unless a response has begun."""
-        if self.cycle is not None:
-            # The application must send nothing after this.
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            refused = plain_refusal(400, msg, "http")
-            facts = {"id": None, "key": None, "method": None, "path": None, "status": 400, "code": "http"}
-            log_event(logger, logging.INFO, "request", facts)
-            headers = [("content-type", "application/json"), ("connection", "close")]
-            for event in (
-                h11.Response(status_code=refused.status, headers=headers, reason="Bad Request"),
-                h11.Data(data=refused.payload),
-                h11.EndOfMessage(),
-            ):
-                self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()
-
-    def reset(self) -> None:
-        """Reset the connection. In HTTP/1.0 a normal close would mark the body as complete."""
-        sock = self.transport.get_extra_info("socket")
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.transport.abort()
-
-    @property
-    def _has_request(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
-
-    def _note_idle(self) -> None:
-        self.idle.pop(self, None)
-        if not self._has_request and self.transport.get_protocol() is self:
-            self.idle[self] = None
-            if len(self.idle) > MAX_IDLE:
-                oldest = next(iter(self.idle))
-                del self.idle[oldest]
-                oldest.transport.close()
-
-    def _watch(self) -> None:
-        self._note_idle()
-        if self._has_request or self.transport.is_closing():
-            self._unwatch()
-        elif self._deadline is None:
-            self._deadline = self.loop.call_later(self.head_timeout_s, self.transport.abort)
-
-    def _unwatch(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-
-
-def connection(head_timeout_s: float) -> type[asyncio.Protocol]:
-    """A subclass of `Connection` with that limit, for uvicorn."""
-    return type("Connection", (Connection,), {"head_timeout_s": head_timeout_s, "idle": {}})
 
 
 class RequestIds:

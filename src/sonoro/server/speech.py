@@ -11,6 +11,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.params import Depends as Dependency
+from fastapi.routing import APIRoute
 
 from sonoro.audio.encoders import CONTENT_TYPES, Encoder, Encoding, encoder_threads
 from sonoro.core.config import MIN_BOUND_S
@@ -246,9 +247,26 @@ class SpeechFactory:
         return Observation(self._metrics, self._client.spec.sample_rate, arrived_s, speed, dialect)
 
 
+class _DirectRoute(APIRoute):
+    """A route of a function that takes the request alone, behind dependencies that do too: FastAPI's way to call both
+    would take a quarter of what a request to speak costs."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        checks, endpoint = [each.dependency for each in self.dependencies], self.endpoint
+
+        async def answer(request: Request) -> Response:
+            for check in checks:
+                assert check is not None
+                await check(request)
+            response: Response = await endpoint(request)
+            return response
+
+        return answer
+
+
 def speech_routes(factory: SpeechFactory, dependencies: Sequence[Dependency]) -> APIRouter:
     """The route that speaks a text."""
-    router = APIRouter(prefix="/v1", dependencies=dependencies)
+    router = APIRouter(prefix="/v1", dependencies=dependencies, route_class=_DirectRoute)
 
     @router.post("/audio/speech", response_class=Response, responses=_ANSWERS, openapi_extra=request_body(SpeechBody))
     async def speech(request: Request) -> Response:

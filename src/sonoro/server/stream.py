@@ -17,10 +17,10 @@ from sonoro.audio.encoders import Encoding
 from sonoro.core.errors import EngineError, SonoroError
 from sonoro.core.events import Fault
 from sonoro.core.types import AudioChunk, Finished, SpeechRequest, Timings
+from sonoro.server.connection import BODY, RESET, Cycle
 from sonoro.server.errors import Refusal, RefusalResponse, SlowReader, refusal
 from sonoro.server.gate import Gate
 from sonoro.server.metrics import Metrics
-from sonoro.server.middleware import RESET
 from sonoro.text.script import Lexicon
 from sonoro.transport.fleet import Fleet
 from sonoro.transport.process import cancel_tasks
@@ -151,7 +151,7 @@ async def encoded_audio(
 ) -> AsyncGenerator[bytes | Finished, None]:
     """Yield the encoded audio of `speech` as it arrives, then `Finished`. Holds a permit while the engine works.
     Raises `TooManyRequests`, `NotReady`, and what `Fleet.open` and its stream raise."""
-    async with contextlib.aclosing(_engine_events(speech, client, gate)) as events:
+    async with _engine_events(speech, client, gate) as events:
         async for event in events:
             if isinstance(event, AudioChunk):
                 observation.add_audio(event.pcm)
@@ -168,18 +168,24 @@ async def encoded_audio(
             return
 
 
-async def _engine_events(speech: Speech, client: Fleet, gate: Gate) -> AsyncGenerator[AudioChunk | Finished, None]:
+@contextlib.asynccontextmanager
+async def _engine_events(
+    speech: Speech, client: Fleet, gate: Gate
+) -> AsyncIterator[AsyncIterator[AudioChunk | Finished]]:
     """The events of `speech` from the engine, or of silence if it `is_silent`."""
     if speech.is_silent:
         script = speech.request.script
         pause_s = 0.0 if script is None else script.lead_s
-        for event in silent_events(speech.request.id, speech.request.text, client.spec.sample_rate, pause_s):
-            yield event
+        yield _listed(*silent_events(speech.request.id, speech.request.text, client.spec.sample_rate, pause_s))
         return
     async with gate.acquire() as permit, contextlib.aclosing(await client.open(speech.request)) as stream:
         permit.follow(stream)
-        async for event in stream:
-            yield event
+        yield stream
+
+
+async def _listed(*events: AudioChunk | Finished) -> AsyncIterator[AudioChunk | Finished]:
+    for event in events:
+        yield event
 
 
 def silent_events(request_id: str, text: str, sample_rate: int, pause_s: float = 0.0) -> tuple[AudioChunk, Finished]:
@@ -214,9 +220,11 @@ class SpeechResponse(Response):
         self._speech, self._client, self._gate = speech, client, gate
         self._observation, self._timeout_s = observation, slow_reader_timeout_s
         self._has_begun = self._has_ended = False
+        self._body: Cycle | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reason, is_whole = "error", False
+        self._body = scope["state"].pop(BODY, None)
         try:
             ended = await cancel_on_disconnect(receive, self._answer(scope, receive, send))
             reason, is_whole = ended or (DISCONNECTED, False)
@@ -253,11 +261,16 @@ class SpeechResponse(Response):
 
     async def _send(self, send: Send, body: bytes | bytearray, *, is_last: bool = False) -> None:
         """Send the headers, if they were not, and a part of the body. Raises `SlowReader` if it is not read in time."""
-        async with taken_within(self._timeout_s):
-            if not self._has_begun:
-                self._has_begun = True
-                raw = [(name.encode(), value.encode()) for name, value in self._speech.headers.items()]
+        if not self._has_begun:
+            self._has_begun = True
+            raw = [(name.encode(), value.encode()) for name, value in self._speech.headers.items()]
+            async with taken_within(self._timeout_s):
                 await send({"type": "http.response.start", "status": 200, "headers": raw})
+        if self._body is not None and body and len(body) <= SEND_BYTES:
+            if not self._body.write(body):
+                async with taken_within(self._timeout_s):
+                    await self._body.drain()
+            body = b""
         await send_body(send, body, self._timeout_s, is_last=is_last)
         self._has_ended = is_last
 

@@ -33,7 +33,7 @@ class RequestStream:
         self.request_id = request_id
         self._full_bytes, self._timeout_s, self._send = full_bytes, slow_reader_timeout_s, send
         self._events: deque[AudioChunk | Finished | Exception] = deque()
-        self._arrived = asyncio.Event()
+        self._waiters: list[asyncio.Future[None]] = []
         self._is_paused = self._is_finished = False
         self._timer: asyncio.TimerHandle | None = None
         self._on_end: Callable[[], None] | None = None
@@ -50,8 +50,7 @@ class RequestStream:
         if self._is_finished or self.is_closed:
             raise StopAsyncIteration
         while not self._events:
-            self._arrived.clear()
-            await self._arrived.wait()
+            await self._next_event()
         event = self._events.popleft()
         self._is_finished = not isinstance(event, AudioChunk)
         if isinstance(event, Exception):
@@ -91,15 +90,14 @@ class RequestStream:
     async def wait_ended(self) -> None:
         """Wait until the engine has finished the request, after `aclose`."""
         while not self.is_ended:
-            self._arrived.clear()
-            await self._arrived.wait()
+            await self._next_event()
 
     def put(self, chunk: AudioChunk) -> None:
         """Add audio from the engine."""
         if self.is_closed:
             return
         self._events.append(chunk)
-        self._arrived.set()
+        self._wake()
         self.unread_bytes += len(chunk.pcm)
         if self.unread_bytes >= self._full_bytes and not self._is_paused:
             self._is_paused = True
@@ -111,9 +109,21 @@ class RequestStream:
         self.is_ended = True
         self._stop_timer()
         self._events.append(event)
-        self._arrived.set()
+        self._wake()
         if self._on_end is not None:
             self._on_end()
+
+    async def _next_event(self) -> None:
+        """Wait for the next event. A bare future costs half of an `asyncio.Event`."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
     def _send_unless_ended(self, message: messages.ToEngine) -> None:
         if not self.is_ended:
@@ -194,10 +204,11 @@ class EngineClient(SupervisedEngine):
             await self.until_ready()
         if previous is not None:
             raise InvalidRequest("id", request.id, "a request of that id is still running")
-        if not request.is_resolved:
+        is_checked = request.is_resolved  # by who resolved it, which took its fields from validated ones
+        if not is_checked:
             known = {request.voice or "": request.voice_digest} if request.voice_digest else {}
             request = self.spec.resolve(request, known)
-        self._send(messages.Submit(request))
+        self._send(messages.Submit(request), is_checked=is_checked)
         full_bytes = int(self._limits.queue_s * self.spec.sample_rate) * 2
         answer = RequestStream(request.id, full_bytes, self._limits.slow_reader_timeout_s, self._send)
         self._streams[request.id] = answer

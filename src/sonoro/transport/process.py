@@ -12,16 +12,15 @@ from abc import ABC, abstractmethod
 from asyncio.subprocess import Process
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, TypeVar
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from sonoro.core.errors import EngineClosed, EngineCrashed, EngineError, InvalidRequest, SonoroError
 from sonoro.core.types import ModelSpec, SpeechRequest
 from sonoro.transport import launch, messages
-from sonoro.transport.channel import new_endpoint, remove_endpoint
+from sonoro.transport.channel import MessageSocket, new_endpoint, remove_endpoint
 from sonoro.transport.launch import Limits
 
 logger = logging.getLogger(__name__)
@@ -39,11 +38,8 @@ class EngineProcess:
 
     def __init__(self) -> None:
         self._endpoint, self._output = new_endpoint(), launch.ProcessOutput()
-        self._context = zmq.asyncio.Context()
-        self._socket = self._context.socket(zmq.PAIR)
-        self._socket.set_hwm(0)
+        self._socket = MessageSocket(zmq.PAIR)
         self._process: Process | None = None
-        self._receiving: asyncio.Task[list[messages.FromEngine]] | None = None
         self._ending: asyncio.Task[int] | None = None
 
     @classmethod
@@ -69,12 +65,9 @@ class EngineProcess:
         """Whether the process has not ended yet, as far as is known."""
         return self._process is not None and self._process.returncode is None
 
-    def send(self, message: messages.ToEngine) -> None:
+    def send(self, message: messages.ToEngine, *, is_checked: bool = False) -> None:
         """Send `message`; it is lost if the process is gone. Raises `InvalidRequest` as `encode_to_engine` does."""
-        sent = cast("asyncio.Future[object]", self._socket.send(encode_to_engine(message), zmq.NOBLOCK, copy=False))
-        assert sent.done()
-        if not isinstance(sent.exception(), zmq.Again):
-            sent.result()
+        self._socket.send(encode_to_engine(message, is_checked=is_checked))
 
     async def serve(self, take: Callable[[messages.FromEngine], None]) -> EngineCrashed:
         """Call `take` with every message until the process ends; return how it ended."""
@@ -107,32 +100,27 @@ class EngineProcess:
             try:
                 await _run_to_end(self._until_ended())
             finally:
-                self._socket.close(linger=0)
-                self._context.term()
+                self._socket.close()
                 remove_endpoint(self._endpoint)
                 self._output.close()
 
     async def _messages(self, timeout_s: float | None = None) -> list[messages.FromEngine] | None:
-        """The next batch of messages; None if the process has ended without any, or at the timeout."""
-        assert self._process is not None
-        self._receiving = self._receiving or asyncio.create_task(self._receive())
-        self._ending = self._ending or asyncio.create_task(self._process.wait())
-        await asyncio.wait({self._receiving, self._ending}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        if self._ending.done():
-            await asyncio.wait({self._receiving}, timeout=DRAIN_S)
-        if not self._receiving.done():
-            return None
-        received, self._receiving = self._receiving, None
-        return received.result()
-
-    async def _receive(self) -> list[messages.FromEngine]:
-        return decode_from_engine(await self._socket.recv())
+        """The next messages; None if the process has ended without any, or at the timeout."""
+        if self._ending is None:
+            assert self._process is not None
+            self._ending = asyncio.create_task(self._process.wait())
+            self._ending.add_done_callback(lambda _: self._socket.wake())
+        if not await self._socket.wait(timeout_s) and self._ending.done():
+            await self._socket.wait(DRAIN_S, is_woken=False)
+        batches = self._socket.take()
+        return [message for batch in batches for message in decode_from_engine(batch)] if batches else None
 
     async def _until_ended(self) -> None:
         """Wait for the end of the process and of the tasks that wait for it."""
         if self._process is not None:
             await self._process.wait()
-        await cancel_tasks(*(task for task in (self._receiving, self._ending) if task is not None))
+        if self._ending is not None:
+            await cancel_tasks(self._ending)
 
     async def _until_ready(self, timeout_s: float) -> messages.Ready:
         started_at_s = time.monotonic()
@@ -252,10 +240,10 @@ class SupervisedEngine(Started):
         if self._closed is not None:
             raise EngineClosed(str(self._closed))
 
-    def _send(self, message: messages.ToEngine) -> None:
+    def _send(self, message: messages.ToEngine, *, is_checked: bool = False) -> None:
         """Send `message` to the current process, if there is one."""
         if self._process is not None:
-            self._process.send(message)
+            self._process.send(message, is_checked=is_checked)
 
     def _dispatch(self, message: messages.FromEngine) -> None:
         self._mark_alive()
@@ -361,9 +349,12 @@ decode_from_engine: Callable[[bytes], list[messages.FromEngine]] = msgspec.msgpa
 ).decode
 
 
-def encode_to_engine(message: messages.ToEngine) -> bytes:
-    """Encode `message`. Raises `InvalidRequest` for a request with a field that is not of its declared type."""
+def encode_to_engine(message: messages.ToEngine, *, is_checked: bool = False) -> bytes:
+    """Encode `message`. Raises `InvalidRequest` for a request with a field that is not of its declared type, unless
+    that `is_checked`."""
     try:
+        if is_checked:
+            return _encoder.encode(message)
         if isinstance(message, messages.Submit):
             _check(messages.Submit(_without_samples(message.request)))
         elif isinstance(message, messages.EncodeVoice):
