@@ -1,10 +1,13 @@
 """Options and fixtures that all tests share, and how a run begins."""
 
 import contextlib
+import functools
 import gc
 import json
 import os
 import runpy
+import shutil
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Generator
@@ -38,6 +41,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """One CPU thread for every test and what it starts: at these sizes waking a second takes longer than the work."""
     os.environ["OMP_NUM_THREADS"] = "1"
+    # `sonoro say` must find no server but that of its own test.
+    os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="sonoro-run-")
+    config.add_cleanup(functools.partial(shutil.rmtree, os.environ["XDG_RUNTIME_DIR"], ignore_errors=True))
     if not hasattr(config, "workerinput"):
         _compile_native()
     hands_out = getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput")

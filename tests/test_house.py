@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 LIMITS = {
-    "lines of src": 48_440,
-    "lines of core": 1_400,
+    "lines of src": 49_390,
+    "lines of core": 1_460,
     "lines of engine": 3_825,
     "lines of a file": 450,
     "lines of a class": 300,

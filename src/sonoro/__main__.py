@@ -1,5 +1,5 @@
 """`python -m sonoro` is `sonoro`."""
 
-from sonoro.cli.main import main
+from sonoro.cli.start import main
 
 main()

@@ -195,7 +195,7 @@ def test_written_in_chunks_or_whole_it_is_the_same_file(format: str, rate: int, 
     path, whole = tmp_path / f"chunks.{format}", tmp_path / f"whole.{format}"
     with AudioWriter(path, rate) as writer:
         for start in range(0, rate, 1920):
-            writer.write(samples[start : start + 1920])
+            writer.write(to_pcm16(samples[start : start + 1920]))
     write_audio(whole, samples, rate)
     if format == "pcm":
         got, got_rate = from_pcm16(path.read_bytes()), rate
@@ -217,9 +217,9 @@ def test_written_in_chunks_or_whole_it_is_the_same_file(format: str, rate: int, 
 def test_a_wav_is_readable_while_it_is_written(tmp_path: Path) -> None:
     path = tmp_path / "growing.wav"
     with AudioWriter(path, 24000) as writer:
-        writer.write(tone(0.1))
+        writer.write(to_pcm16(tone(0.1)))
         assert len(soundfile.read(path)[0]) == 2400
-        writer.write(tone(0.1))
+        writer.write(to_pcm16(tone(0.1)))
         assert len(soundfile.read(path)[0]) == 4800
     with wave.open(str(path)) as file:
         assert (file.getnframes(), file.getframerate(), file.getnchannels()) == (4800, 24000, 1)
@@ -228,9 +228,9 @@ def test_a_wav_is_readable_while_it_is_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("format", FORMATS)
 def test_stdout_gets_a_readable_stream(format: str, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     with AudioWriter("-", 24000, format) as writer:
-        writer.write(tone(0.5))
+        writer.write(to_pcm16(tone(0.5)))
         early = capfdbinary.readouterr().out
-        writer.write(tone(0.5))
+        writer.write(to_pcm16(tone(0.5)))
     assert bool(early) == (format in ("wav", "pcm")), "a streamable format leaves with its chunk"
     data = early + capfdbinary.readouterr().out
     got = from_pcm16(data) if format == "pcm" else soundfile.read(io.BytesIO(data))[0]
@@ -302,7 +302,7 @@ def test_what_is_interrupted_can_be_played_as_far_as_it_came(format: str, tmp_pa
     def interrupted(chunks: int) -> None:
         with AudioWriter(path, 24000) as writer:
             for _ in range(chunks):
-                writer.write(tone())
+                writer.write(to_pcm16(tone()))
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -322,7 +322,7 @@ def test_a_file_grows_with_its_chunks(format: str, tmp_path: Path) -> None:
     path, sizes = tmp_path / f"a.{format}", []
     with AudioWriter(path, 24000) as writer:
         for _ in range(4):
-            writer.write(tone())
+            writer.write(to_pcm16(tone()))
             sizes.append(path.stat().st_size)
     assert 0 < sizes[0] < sizes[1] < sizes[3]
 

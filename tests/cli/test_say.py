@@ -29,7 +29,7 @@ from sonoro.words import heads
 
 __all__ = ["sonoro"]
 
-SUMMARY = re.compile(r"^(.+): (\d+\.\d\d) s of audio, RTF \d+\.\d{3}, first packet \d+ ms(; cut.*)?$")
+SUMMARY = re.compile(r"^(\d+\.\d) s of speech(?: in (.+))?, made in \d+\.\d s(; cut.*)?$")
 SHORT = ["--max-frames", "6"]
 
 
@@ -74,7 +74,7 @@ def test_say_writes_a_mono_wav_and_one_line(sonoro: Run, models: Path) -> None:
     assert (info.samplerate, info.channels, info.frames, info.subtype) == (24000, 1, 6 * 1920, "PCM_16")
     found = SUMMARY.match(out.rstrip("\n"))
     assert found
-    assert found.groups() == ("out.wav", "0.48", "; cut at --max-frames")
+    assert found.groups() == ("0.5", "out.wav", "; cut at --max-frames")
 
 
 def test_the_codecs_dtype_is_heard_40_db_below_the_speech(sonoro: Run, models: Path) -> None:
@@ -172,8 +172,8 @@ def test_a_configuration_file_is_used(sonoro: Run, models: Path) -> None:
     code, out, _ = sonoro("say", text, "--model", models / "custom_voice", "--config", "engine.yaml")
     first = spoken()
     assert code == 1, "what ran away is not all of the text"
-    name, duration_s, how = SUMMARY.match(out.rstrip("\n")).groups()
-    assert (name, duration_s) == ("out.wav", "0.32")
+    duration_s, name, how = SUMMARY.match(out.rstrip("\n")).groups()
+    assert (name, duration_s) == ("out.wav", "0.3")
     assert "where it ran away" in how
     assert len(spoken()) == 4 * 1920
     again = sonoro("say", text, "--model", models / "custom_voice", "--config", "engine.yaml", "--attempts", "3")
@@ -374,6 +374,9 @@ def test_version_and_help(sonoro: Run) -> None:
         code, out, err = sonoro(*arguments)
         assert (code, err) == (0, "")
         assert out.startswith("Usage:")
+    examples = re.findall(r"^  (sonoro \S+ .*?)  ", sonoro()[1], re.MULTILINE)
+    assert len(examples) == 3
+    assert sonoro("-V") == sonoro("--version")
 
 
 @pytest.mark.parametrize(
@@ -534,7 +537,7 @@ def test_a_table_that_cannot_be_written_is_refused(sonoro: Run, models: Path, mo
 
 
 def test_a_bad_log_level_and_an_unknown_command_are_refused(sonoro: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert_refused(*sonoro("sing"), ["sing"])
+    assert_refused(*sonoro("voice"), ["'voice'", "sonoro voices", "sonoro say voice"])
     monkeypatch.setenv("SONORO_LOG_LEVEL", "loud")
     assert_refused(*sonoro("voices"), ["SONORO_LOG_LEVEL", "'loud'", "DEBUG"])
 

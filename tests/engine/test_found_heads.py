@@ -10,8 +10,9 @@ from sine_engines import Engine
 from sine_models import ShownSineModel
 from without_gpu import FunctionPool
 
-from sonoro.core.config import EngineConfig, Tuning, word_heads_folder
+from sonoro.core.config import EngineConfig, Tuning
 from sonoro.core.events import Word
+from sonoro.core.folders import word_heads_folder
 from sonoro.core.types import AudioChunk, Event, Finished, SpeechRequest
 from sonoro.models import registry
 from sonoro.words.heads import WordHeads, read_table

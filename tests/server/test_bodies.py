@@ -9,7 +9,7 @@ import wave
 import pytest
 from servers import MAX_STRETCH_S
 
-from sonoro.audio.pcm import wav_header
+from sonoro.audio.wav import wav_header
 from sonoro.core.types import Finished, Timings
 from sonoro.server.bodies import HeldAudio, JSONBody
 from sonoro.server.errors import AnswerTooLarge

@@ -30,8 +30,9 @@ import numpy as np
 import numpy.typing as npt
 import soxr
 
-from sonoro.audio.files import encoder_rate
-from sonoro.audio.pcm import audible, from_pcm16, to_pcm16, wav_header
+from sonoro.audio.compressed import encoder_rate
+from sonoro.audio.pcm import audible, from_pcm16, to_pcm16
+from sonoro.audio.wav import wav_header
 from sonoro.core.config import usable_cores
 from sonoro.core.errors import InvalidRequest
 
@@ -53,7 +54,7 @@ PAGES_PER_S, PAGE_BYTES = 50, 32
 
 
 class _Format(NamedTuple):
-    """A format's codec and container; no codec means PCM16. `rates` names a format of `audio.files` with the same
+    """A format's codec and container; no codec means PCM16. `rates` names a format of `audio.compressed` with the same
     sample rates. Noise takes at most `excess` times `bits_per_sample`, or times 16 if that is 0."""
 
     content_type: str

@@ -1,19 +1,24 @@
-"""Writes generated audio to files, as PCM16 or an encoding of it. Knows no model."""
+"""Writes generated audio to files, as PCM16 or an encoding of it. Knows no model.
+
+Imports numpy and libsndfile only for what needs them: WAV and PCM do not."""
+
+from __future__ import annotations
 
 import contextlib
 import io
 import sys
-from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO, Self
+from typing import TYPE_CHECKING, BinaryIO, Protocol, Self
 
-import numpy as np
-import soundfile
-import soxr
-
-from sonoro.audio.pcm import Samples, to_pcm16, wav_header
+from sonoro.audio.wav import wav_header
 from sonoro.core.errors import OutputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+
+    from sonoro.audio.pcm import Samples
 
 FORMATS = ("wav", "flac", "mp3", "opus", "pcm")
 STREAMABLE_FORMATS = ("wav", "pcm")
@@ -22,13 +27,6 @@ STREAMABLE_FORMATS = ("wav", "pcm")
 STDOUT = "-"
 
 _SUFFIXES = {f".{format}": format for format in FORMATS} | {".ogg": "opus", ".raw": "pcm"}
-
-_ENCODERS = {"flac": ("FLAC", "PCM_16"), "mp3": ("MP3", "MPEG_LAYER_III"), "opus": ("OGG", "OPUS")}
-
-_ENCODER_RATES = {
-    "mp3": (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000),
-    "opus": (8000, 12000, 16000, 24000, 48000),
-}
 
 
 def check_place(target: Path) -> None:
@@ -74,17 +72,18 @@ class AudioWriter:
             self._file = self._open() if isinstance(path, (str, Path)) else path
         self.is_empty = True
         with self._reporting():
-            self._sink: _Raw | _Encoded
+            self._sink: _Sink
             if self.format in STREAMABLE_FORMATS:
                 self._sink = _Raw(self._file, self.format, sample_rate)
             else:
                 grows = self._path is not None and self._file.seekable()
-                self._sink = _Encoded(self._file, self.format, sample_rate, grows=grows)
+                compressed = import_module("sonoro.audio.compressed")
+                self._sink = compressed.CompressedFile(self._file, self.format, sample_rate, grows=grows)
 
-    def write(self, samples: Samples) -> None:
-        """Append `samples` [S] float32 in [-1, 1]."""
+    def write(self, pcm: bytes) -> None:
+        """Append `pcm`, PCM16 little-endian mono."""
         with self._reporting():
-            self._sink.write(samples)
+            self._sink.write(pcm)
         self.is_empty = False
 
     def close(self) -> None:
@@ -128,18 +127,26 @@ class AudioWriter:
         """Turn an error into an `OutputError`, and remove the file unless not `removes`."""
         try:
             yield
-        except (OSError, soundfile.SoundFileError) as error:
+        except OSError as error:
             if removes:
                 self.abort()
             name = "the file" if self._target is None else "stdout" if self._path is None else repr(str(self._path))
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            reason = error.strerror or str(error)
             raise OutputError(f"cannot write {name}: {reason}") from error
 
 
 def write_audio(path: str | Path | BinaryIO, samples: Samples, sample_rate: int, format: str | None = None) -> None:
-    """Write all `samples` [S]. Raises `OutputError`, and then leaves no file behind."""
+    """Write all `samples` [S] float32 in [-1, 1]. Raises `OutputError`, and then leaves no file behind."""
     with AudioWriter(path, sample_rate, format) as writer:
-        writer.write(samples)
+        writer.write(import_module("sonoro.audio.pcm").to_pcm16(samples))
+
+
+class _Sink(Protocol):
+    """What an `AudioWriter` writes to. Raises `OSError`."""
+
+    def write(self, pcm: bytes) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class _Raw:
@@ -151,8 +158,8 @@ class _Raw:
         if format == "wav":
             file.write(wav_header(sample_rate))
 
-    def write(self, samples: Samples) -> None:
-        self._file.write(to_pcm16(samples))
+    def write(self, pcm: bytes) -> None:
+        self._file.write(pcm)
         self._file.flush()
 
     def close(self) -> None:
@@ -164,43 +171,3 @@ class _Raw:
             self._file.write(wav_header(self._rate, size))
             self._file.seek(0, io.SEEK_END)
         self._file.flush()
-
-
-class _Encoded:
-    """FLAC, MP3 or Ogg Opus by libsndfile, which rewrites the header at the close: a file that `grows` is appended to
-    with each chunk and written again at the end."""
-
-    def __init__(self, file: BinaryIO, format: str, sample_rate: int, *, grows: bool) -> None:
-        self._file, self._spool, self._grows, self._written = file, io.BytesIO(), grows, 0
-        container, encoding = _ENCODERS[format]
-        rate = encoder_rate(format, sample_rate)
-        self._resampler = soxr.ResampleStream(sample_rate, rate, 1) if rate != sample_rate else None
-        self._encoder = soundfile.SoundFile(self._spool, "w", rate, 1, format=container, subtype=encoding)
-
-    def write(self, samples: Samples, *, is_last: bool = False) -> None:
-        if self._resampler is not None:
-            samples = self._resampler.resample_chunk(samples, last=is_last)
-        self._encoder.write(np.frombuffer(to_pcm16(samples), dtype="<i2"))
-        if self._grows:
-            self._put(self._written)
-
-    def close(self) -> None:
-        if self._resampler is not None:
-            self.write(np.zeros(0, np.float32), is_last=True)
-        self._encoder.close()
-        self._put(0)
-
-    def _put(self, start: int) -> None:
-        """Write the encoded bytes from `start` on to the file."""
-        if self._grows:
-            self._file.seek(start)
-        with self._spool.getbuffer() as encoded:
-            self._file.write(encoded[start:])
-            self._written = len(encoded)
-        self._file.flush()
-
-
-def encoder_rate(format: str, sample_rate: int) -> int:
-    """The lowest rate of `format` that is at least `sample_rate`, or its highest."""
-    rates = _ENCODER_RATES.get(format, (sample_rate,))
-    return min((rate for rate in rates if rate >= sample_rate), default=rates[-1])

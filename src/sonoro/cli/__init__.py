@@ -1,1 +1,1 @@
-"""The command line: one module a command; `main.main` is the entry point."""
+"""The command line: one module a command; `start.main` is the entry point."""

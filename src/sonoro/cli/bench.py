@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sonoro.cli import common
-from sonoro.cli.common import fields_of, json_object, number, numbers, range_of, show
+from sonoro.cli.common import fields_of, json_object, number, numbers, range_of
+from sonoro.cli.streams import show
 from sonoro.core.errors import ConfigError, EngineError, OutputError
 
 if TYPE_CHECKING:

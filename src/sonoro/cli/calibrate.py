@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from sonoro.cli.common import DataType, Device, LoadFormat, NamedModel, show
+from sonoro.cli.common import DataType, Device, LoadFormat, NamedModel
+from sonoro.cli.streams import show
 
 
 def calibrate(

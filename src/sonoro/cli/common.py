@@ -1,7 +1,6 @@
-"""Shared by the commands of `sonoro`: options and their parsers, output."""
+"""Shared by the commands of `sonoro`: options and their parsers."""
 
 import json
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -10,7 +9,7 @@ import typer
 from typer.models import OptionInfo
 
 from sonoro.core.config import CODEC_DTYPES, QUANTIZATIONS, EngineConfig
-from sonoro.core.errors import ConfigError, InvalidRequest, OutputError
+from sonoro.core.errors import ConfigError, InvalidRequest
 from sonoro.core.types import Markup
 
 Model = Annotated[str | None, typer.Option(help="checkpoint folder, hub id or known name; default: the built-in voice")]
@@ -61,16 +60,6 @@ Cast = Annotated[
 Lexicons = Annotated[
     list[Path] | None, typer.Option("--lexicon", help="file with how words are said: PLS, JSON, or lines word=alias")
 ]
-
-FAILURE = 1
-
-
-class Stopped(Exception):
-    """A command was stopped by signal `number`; `code` is the exit code of shells for that, 128 + number."""
-
-    def __init__(self, message: str, number: int) -> None:
-        super().__init__(message)
-        self.code = 128 + number
 
 
 def fields_of(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,32 +120,3 @@ def _parsed(field: str, help: str, parse: Callable[[str], Any], limit: str) -> O
 def flag(field: str) -> str:
     """The option named after `field`."""
     return "--" + field.replace("_", "-")
-
-
-def show(*lines: str) -> None:
-    """Print `lines` and flush. Raises `OutputError` if stdout cannot be written; does nothing if it is closed."""
-    if sys.stdout is None:
-        return
-    try:
-        sys.stdout.writelines(f"{line}\n" for line in lines)
-        sys.stdout.flush()
-    except OSError as error:
-        raise OutputError(f"cannot write stdout: {error.strerror}") from error
-
-
-def read_text(text: str | None, file: Path | None) -> str:
-    """The text of an argument, of stdin for "-", or of a file. Raises `InvalidRequest`."""
-    if (text is None) == (file is None):
-        raise InvalidRequest("text", text or "", "give either a text (- reads stdin) or --file")
-    try:
-        if file is not None:
-            return file.read_text(encoding="utf-8-sig")  # without a byte order mark
-        if text != "-":
-            return str(text)
-        if sys.stdin is None:
-            raise InvalidRequest("text", text, "stdin is closed")
-        return sys.stdin.buffer.read().decode("utf-8-sig")
-    except OSError as error:
-        raise InvalidRequest("file", str(file), f"it must be a readable file ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        raise InvalidRequest("text", str(file or "stdin"), f"it must be UTF-8 ({error.reason})") from error

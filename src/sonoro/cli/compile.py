@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sonoro.cli.common import CodecType, DataType, NamedModel, Quantization, number, show
-from sonoro.core.config import EngineConfig, kernel_cache_folder
+from sonoro.cli.common import CodecType, DataType, NamedModel, Quantization, number
+from sonoro.cli.streams import show
+from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError
+from sonoro.core.folders import kernel_cache_folder
 
 if TYPE_CHECKING:
     from sonoro.compile.variants import Compiled, Variant

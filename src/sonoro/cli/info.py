@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from sonoro.cli.common import Config, DataType, Device, NamedModel, Quantization, number, show
+from sonoro.cli.common import Config, DataType, Device, NamedModel, Quantization, number
+from sonoro.cli.streams import show
 from sonoro.core.config import EngineConfig
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 Invalid input gives one line on stderr and exit code 2. Only the commands that need torch import it."""
 
-import os
 import signal
 import sys
 from typing import Annotated, NoReturn
@@ -11,13 +10,11 @@ import typer
 
 from sonoro.cli import bench, calibrate, info, read, say, serve, tune, verify, voices
 from sonoro.cli import compile as compile_
-from sonoro.cli.common import FAILURE, Stopped, show
+from sonoro.cli.arguments import EXAMPLES, arranged
+from sonoro.cli.streams import BAD_INPUT, Stopped, end, reporting, show
 from sonoro.core.config import log_level
-from sonoro.core.errors import EngineError, OutputError, SonoroError
 from sonoro.core.logs import configure_logging
 from sonoro.core.version import VERSION
-
-BAD_INPUT = 2
 
 app = typer.Typer(
     name="sonoro",
@@ -35,41 +32,32 @@ app.command("compile")(compile_.compile_command)
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit."""
-    try:
-        code = app(args=arguments, standalone_mode=False)
-        show()
-    except typer.TyperException as error:
-        _exit(error.format_message(), BAD_INPUT)
-    except SonoroError as error:
-        _exit(str(error), FAILURE if isinstance(error, EngineError) else BAD_INPUT)
-    except Stopped as end:
-        _exit(str(end), end.code)
-    except (KeyboardInterrupt, typer.Abort):
-        code = Stopped("", signal.SIGINT).code
-    if code == Stopped("", signal.SIGINT).code:
-        _exit("interrupted", code)
+    given = arranged(sys.argv[1:] if arguments is None else arguments)
+    with reporting():
+        try:
+            code = app(args=given, standalone_mode=False)
+            show()
+        except typer.TyperException as error:
+            end(error.format_message(), BAD_INPUT)
+        except typer.Abort as error:
+            raise KeyboardInterrupt from error
+        if code == Stopped("", signal.SIGINT).code:
+            raise KeyboardInterrupt
     sys.exit(code or 0)
 
 
 @app.callback(invoke_without_command=True)
 def sonoro(
-    context: typer.Context, show_version: Annotated[bool, typer.Option("--version", help="print the version")] = False
+    context: typer.Context,
+    show_version: Annotated[bool, typer.Option("--version", "-V", help="print the version")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="log what happens, as SONORO_LOG_LEVEL=INFO")
+    ] = False,
 ) -> None:
-    """Text in, streamed speech out."""
+    """Text in, streamed speech out. `sonoro WORDS` speaks them."""
     if show_version:
         show(f"sonoro {VERSION}")
         raise typer.Exit
     if context.invoked_subcommand is None:
-        show(context.get_help())
-    configure_logging(log_level())
-
-
-def _exit(message: str, code: int) -> NoReturn:
-    """Print an error line on stderr and exit."""
-    print("error: " + " ".join(message.split()), file=sys.stderr)
-    try:
-        show()
-    except OutputError:
-        # The interpreter would raise again when it flushes the buffer at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(code)
+        show(context.get_help(), "", "Examples:", *(f"  {line}" for line in EXAMPLES.splitlines()))
+    configure_logging(log_level("INFO" if verbose else "WARNING"))

@@ -7,7 +7,8 @@ from typing import Annotated, cast
 
 import typer
 
-from sonoro.cli.common import TextFormatOption, read_text
+from sonoro.cli.common import TextFormatOption
+from sonoro.cli.streams import read_text
 from sonoro.core.types import SpeechRequest, TextFormat
 from sonoro.text import Reading
 from sonoro.text import read as read_english

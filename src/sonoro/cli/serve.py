@@ -16,7 +16,8 @@ import yaml
 from typer.models import OptionInfo
 
 from sonoro.cli import common
-from sonoro.cli.common import fields_of, flag, number, show
+from sonoro.cli.common import fields_of, flag, number
+from sonoro.cli.streams import show
 from sonoro.core.config import EngineConfig, log_as_json, log_level
 from sonoro.core.errors import ConfigError
 from sonoro.core.logs import configure_logging
@@ -116,7 +117,7 @@ def serve(  # noqa: PLR0917
 
 def _serve(model: str | None, given: Mapping[str, Any]) -> None:
     """Serve `model` with the options `given` to `serve`."""
-    from sonoro.server.listening import listen
+    from sonoro.server.listening import listen, listen_locally
     from sonoro.transport.fleet import Fleet, device_list
     from sonoro.transport.launch import Limits
     from sonoro.transport.messages import WorkerSettings
@@ -134,11 +135,11 @@ def _serve(model: str | None, given: Mapping[str, Any]) -> None:
     configure_logging(log_level("INFO"), is_json=server.log_format == "json")
     shared = {name: getattr(server, name) for name in ("slow_reader_timeout_s", "max_restarts", "restart_window_s")}
     fleet = Fleet(WorkerSettings(model=model, config=engine, **load), used, Limits(**shared))
-    with listen(server) as sock:
+    with listen(server) as sock, listen_locally(fleet.settings, server) as sockets:
         address, actual = sock.getsockname()[:2]
         show(f"listening on http://{f'[{address}]' if ':' in address else address}:{actual}")
         try:
-            asyncio.run(_run(fleet, server, sock))
+            asyncio.run(_run(fleet, server, sock, *sockets))
         except asyncio.CancelledError:  # by SIGTERM, whose handler is removed by now
             signal.raise_signal(signal.SIGTERM)
 
@@ -160,7 +161,7 @@ def _configurations(given: Mapping[str, Any], engines: int) -> tuple[EngineConfi
     return engine, server.over(**settings).resolve(engine.slots * engines)
 
 
-async def _run(fleet: Fleet, config: ServerConfig, sock: socket.socket) -> None:
+async def _run(fleet: Fleet, config: ServerConfig, *sockets: socket.socket) -> None:
     """Serve over `fleet`, whose engines start while the server is being imported."""
     loop, serving = asyncio.get_running_loop(), asyncio.current_task()
     assert serving is not None
@@ -169,7 +170,7 @@ async def _run(fleet: Fleet, config: ServerConfig, sock: socket.socket) -> None:
     fleet.begin()
     app = await asyncio.to_thread(importlib.import_module, "sonoro.server.app")
     loop.remove_signal_handler(signal.SIGTERM)
-    await app.serve(fleet, config, sock)
+    await app.serve(fleet, config, *sockets)
 
 
 def _pairs(aliases: list[str]) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """`sonoro voices`: the voices of a model."""
 
-from sonoro.cli.common import DataType, Device, NamedModel, show
+from sonoro.cli.common import DataType, Device, NamedModel
+from sonoro.cli.streams import show
 
 
 def voices(model: NamedModel = None, *, device: Device = "auto", dtype: DataType = None) -> None:

@@ -15,7 +15,7 @@ import torch
 
 import sonoro
 from sonoro.compile.variants import Card, Variant
-from sonoro.core.config import kernel_cache_folder
+from sonoro.core.folders import kernel_cache_folder
 from sonoro.runtime.kernels import plans_of
 from sonoro.transport.messages import WorkerSettings
 

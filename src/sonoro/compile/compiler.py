@@ -23,8 +23,8 @@ import torch
 from sonoro.compile import kernels
 from sonoro.compile.cache import KernelCache
 from sonoro.compile.variants import Card, Variant, await_kernels, count_compiled, current_card, die_with
-from sonoro.core.config import kernel_cache_folder
 from sonoro.core.errors import border
+from sonoro.core.folders import kernel_cache_folder
 from sonoro.ops.optional import may_have_gpu
 from sonoro.transport.messages import DEFAULT_FACTORY, WorkerSettings
 

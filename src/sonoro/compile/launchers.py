@@ -11,7 +11,7 @@ import shutil
 import subprocess
 from typing import Any
 
-from sonoro.core.config import kernel_cache_folder
+from sonoro.core.folders import kernel_cache_folder
 from sonoro.ops.optional import triton
 
 logger = logging.getLogger(__name__)

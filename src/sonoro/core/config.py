@@ -1,6 +1,6 @@
 """The engine's configuration: declared here once, validated when constructed, read from YAML.
 
-The only module that reads or sets environment variables. Knows no model."""
+Only this module and `folders` read or set environment variables. Knows no model."""
 
 from __future__ import annotations
 
@@ -346,24 +346,9 @@ def _powers_of_two(largest: int, first: int = 1, factor: int = 2) -> tuple[int, 
     return (*sizes, largest)
 
 
-def kernel_cache_folder() -> Path:
-    """Triton's cache of compiled kernels: `TRITON_CACHE_DIR`, or its default."""
-    return Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache")
-
-
-def tuned_folder() -> Path:
-    """The folder of the user's tuned kernel plans, with a file per card."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sonoro" / "tuned"
-
-
 def is_allocator_set() -> bool:
     """Whether the user has configured torch's GPU allocator."""
     return bool({"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"} & os.environ.keys())
-
-
-def word_heads_folder() -> Path:
-    """The folder of word heads found while serving, with a file per checkpoint."""
-    return tuned_folder().parent / "word_heads"
 
 
 def log_level(default: str = "WARNING") -> int:

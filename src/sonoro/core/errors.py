@@ -20,10 +20,10 @@ Each carries a stable `code` for programs and a message for people. Nothing here
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import NamedTuple
 
 _ADDRESS = re.compile(r"( at)? ?\b0x[0-9a-fA-F]{5,}\b")
@@ -139,7 +139,7 @@ class ErrorFacts(NamedTuple):
 
 def suggestion(name: str, known: Iterable[str]) -> str:
     """The closest of the `known` names, as "did you mean ...?"; "" if none is close."""
-    nearest = difflib.get_close_matches(name, known, 1)
+    nearest: list[str] = import_module("difflib").get_close_matches(name, known, 1)
     return f"did you mean {nearest[0]}?" if nearest else ""
 
 

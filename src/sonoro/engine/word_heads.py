@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sonoro.core.config import EngineConfig, word_heads_folder
+from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError, border
+from sonoro.core.folders import word_heads_folder
 from sonoro.core.types import SpeechRequest
 from sonoro.engine.decoding import to_pcm16
 from sonoro.engine.runner import Runner

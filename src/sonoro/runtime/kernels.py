@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from sonoro.core.config import QUANTIZATIONS, tuned_folder
+from sonoro.core.config import QUANTIZATIONS
+from sonoro.core.folders import tuned_folder
 from sonoro.ops.device import Card, card, is_recorded, shared_limit
 from sonoro.ops.dispatch import fallbacks
 from sonoro.ops.plans import W8A8, use_tuned

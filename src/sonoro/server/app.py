@@ -29,6 +29,7 @@ from sonoro.server.dialects import add_dialects, live_dialects
 from sonoro.server.errors import RefusalResponse, plain_refusal, refusal
 from sonoro.server.health import health_routes
 from sonoro.server.lexicon_routes import lexicon_routes
+from sonoro.server.local import local_routes
 from sonoro.server.middleware import HeadAsGet, HostCheck, RequestIds
 from sonoro.server.models import model_routes
 from sonoro.server.playground import playground_routes
@@ -91,6 +92,7 @@ def create_app(client: Fleet, config: ServerConfig, on_failure: Callable[[Sonoro
     app.include_router(voice_routes(service))
     app.include_router(lexicon_routes(service))
     app.include_router(health_routes(service))
+    app.include_router(local_routes(service))
     app.include_router(playground_routes())
     app.include_router(api_page_routes(app))
     return app
@@ -169,8 +171,8 @@ def return_freed_buffers() -> None:
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, MAPPED_BYTES)
 
 
-async def serve(client: Fleet, config: ServerConfig, sock: socket.socket) -> None:
-    """Serve on `sock` until a signal ends it; running requests then get `shutdown_timeout_s`.
+async def serve(client: Fleet, config: ServerConfig, *sockets: socket.socket) -> None:
+    """Serve on `sockets` until a signal ends it; running requests then get `shutdown_timeout_s`.
     Raises the error of an engine that could not be started, and `EngineClosed` once none is left."""
     failures: list[SonoroError] = []
 
@@ -186,6 +188,6 @@ async def serve(client: Fleet, config: ServerConfig, sock: socket.socket) -> Non
     gc.set_threshold(GARBAGE_OBJECTS)
     return_freed_buffers()
     asyncio.get_running_loop().set_exception_handler(LoopErrors())
-    await server.serve(sockets=[sock])
+    await server.serve(sockets=list(sockets))
     if failures:
         raise failures[0]

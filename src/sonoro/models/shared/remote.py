@@ -6,8 +6,8 @@ from pathlib import Path
 
 import huggingface_hub
 
-from sonoro.core.config import tuned_folder
 from sonoro.core.errors import CheckpointNotFound
+from sonoro.core.folders import tuned_folder
 
 _SCHEME = "hf://"
 

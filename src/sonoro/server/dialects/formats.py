@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sonoro.audio.pcm import a_law, mu_law, wav_header
+from sonoro.audio.pcm import a_law, mu_law
+from sonoro.audio.wav import wav_header
 from sonoro.core.errors import InvalidRequest
 from sonoro.server.stream import AudioBody
 
