@@ -17,13 +17,13 @@ from sonoro.api_engine import SharedEngine, noting_item
 from sonoro.audio.references import read_reference
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import InvalidReference, InvalidRequest, suggestion
+from sonoro.core.options import OptionValue
 from sonoro.core.types import (
     Finished,
     Markup,
     ModelSpec,
     OnFault,
     OnMarkup,
-    OptionValue,
     Reference,
     SamplingParams,
     SpeechRequest,

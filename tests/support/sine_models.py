@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from sonoro.core.errors import CheckpointNotFound, InvalidRequest
-from sonoro.core.types import ModelSpec, OptionSpec, SamplingParams
+from sonoro.core.options import OptionSpec
+from sonoro.core.types import ModelSpec, SamplingParams
 from sonoro.models.base import CodecChoice, LoadedModel, SavedVoice, Voice
 from sonoro.runtime.sampling import Controls
 from sonoro.text.splitting import SpokenText

@@ -12,7 +12,8 @@ from tiny_checkpoint import NUM_CONTROL_IDS, configs, state_dicts, vocabulary
 from tokenizers import models
 from torch import Tensor
 
-from sonoro.core.types import OptionValue, SamplingParams
+from sonoro.core.options import OptionValue
+from sonoro.core.types import SamplingParams
 from sonoro.models.base import Voice
 from sonoro.models.qwen3_tts.backbone import Talker
 from sonoro.models.qwen3_tts.codec import Qwen3Codec

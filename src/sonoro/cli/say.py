@@ -23,7 +23,8 @@ from sonoro.cli.streams import FAILURE, Stopped, read_text, say_on_stderr
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import InvalidReference, InvalidRequest, OutputError
 from sonoro.core.events import Fault, Word
-from sonoro.core.types import OptionValue, SpeechRequest
+from sonoro.core.options import OptionValue
+from sonoro.core.types import SpeechRequest
 from sonoro.text.origins import shown
 from sonoro.text.script.dialogue import dialogue, read_play
 

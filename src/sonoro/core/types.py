@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from sonoro.core.errors import ErrorFacts, InvalidReference, InvalidRequest, UnknownLanguage, UnknownVoice, suggestion
 from sonoro.core.events import Fault, Word
+from sonoro.core.options import OptionSpec, OptionValue
 from sonoro.core.script import Script
 
 FinishReason = Literal["stop", "length", "runaway", "cancelled", "error"]
@@ -44,8 +45,6 @@ ReferenceUse = Literal["prompt", "reference"]
 
 VoiceSex = Literal["female", "male"]
 """The sex that listeners perceive."""
-
-OptionValue = bool | int | float | str
 
 MAX_SEED = 2**63 - 1
 MAX_ATTEMPTS = 10
@@ -190,44 +189,6 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequest("on_fault", self.on_fault, "live text is spoken as it comes: it must be mark")
         if (self.attempts or self.least_attempts) < self.least_attempts:
             raise InvalidRequest("attempts", self.attempts, f"with on_fault {self.on_fault} it must be at least 2")
-
-
-class OptionSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A request option of one model: type, inclusive bounds, default, and the default for live text if that differs."""
-
-    name: str
-    type: Literal["bool", "int", "float", "str"]
-    default: OptionValue
-    minimum: float | None = None
-    maximum: float | None = None
-    choices: tuple[str, ...] = ()
-    help: str = ""
-    live_default: OptionValue | None = None
-
-    def check(self, value: object) -> OptionValue:
-        """Convert `value` to the option's type. Raises `InvalidRequest` naming the option and its bounds."""
-        if self.type == "bool" and isinstance(value, bool):
-            return value
-        if self.type == "str" and isinstance(value, str) and (not self.choices or value in self.choices):
-            return value
-        if self.type in ("int", "float") and isinstance(value, (int, float)) and not isinstance(value, bool):
-            low, high = self.minimum, self.maximum
-            is_inside = (low is None or value >= low) and (high is None or value <= high) and math.isfinite(value)
-            if is_inside and (self.type == "float" or float(value).is_integer()):
-                return float(value) if self.type == "float" else int(value)
-        raise InvalidRequest(self.name, value, f"it must be {self.limit}")
-
-    @property
-    def limit(self) -> str:
-        """The accepted values in words."""
-        if self.choices:
-            return "one of " + ", ".join(self.choices)
-        if self.type == "bool":
-            return "true or false"
-        bounds = [f">= {self.minimum:g}"] if self.minimum is not None else []
-        bounds += [f"<= {self.maximum:g}"] if self.maximum is not None else []
-        kind = {"int": "a whole number", "float": "a number", "str": "a string"}[self.type]
-        return " ".join([kind, " and ".join(bounds)]).strip()
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
 from sonoro.core.errors import ConfigError, InvalidRequest, suggestion
-from sonoro.core.types import OptionSpec, OptionValue
+from sonoro.core.options import OptionSpec, OptionValue
 
 CONTROL_TOKENS = OptionSpec(
     name="reads_control_tokens",

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
-from sonoro.core.types import OptionValue, SpeechRequest
+from sonoro.core.options import OptionValue
+from sonoro.core.types import SpeechRequest
 from sonoro.models.base import Voice, WatchedModel
 from sonoro.words.request import FollowsText
 from sonoro.words.tracking import Pointing

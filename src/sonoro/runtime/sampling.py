@@ -15,7 +15,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from sonoro.core.types import OptionValue, SamplingParams, SpeechRequest
+from sonoro.core.options import OptionValue
+from sonoro.core.types import SamplingParams, SpeechRequest
 from sonoro.ops.sample import Sampling
 from sonoro.runtime.ring import upload
 

@@ -15,7 +15,8 @@ from tiny_talker import voice_of
 from torch import Tensor
 
 from sonoro.core.errors import InvalidReference, InvalidRequest, UnknownLanguage, UnknownVoice
-from sonoro.core.types import OptionValue, Reference, SamplingParams, SpeechRequest
+from sonoro.core.options import OptionValue
+from sonoro.core.types import Reference, SamplingParams, SpeechRequest
 from sonoro.models import registry
 from sonoro.models.base import SpeechModel, Voice
 from sonoro.models.qwen3_tts.config import RELEASED, Configs, read_configs, released_configs

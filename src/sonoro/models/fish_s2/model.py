@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from torch import Tensor
 
 from sonoro.core.errors import InvalidRequest
-from sonoro.core.types import ModelSpec, OptionValue, Reference, SamplingParams, SpeechRequest, TextFormat
+from sonoro.core.options import OptionValue
+from sonoro.core.types import ModelSpec, Reference, SamplingParams, SpeechRequest, TextFormat
 from sonoro.models.base import Capacity, Codec, SavedVoice, Spoken, Voice
 from sonoro.models.settings import CONTROL_TOKENS
 from sonoro.models.shared.loading import Family

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from sonoro.core.errors import CheckpointError
-from sonoro.core.types import ModelSpec, OptionValue
+from sonoro.core.options import OptionValue
+from sonoro.core.types import ModelSpec
 from sonoro.models.base import Description, LoadedModel
 from sonoro.models.shared.model_files import ModelFiles
 from sonoro.models.words import ShowsWords

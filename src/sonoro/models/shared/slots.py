@@ -15,7 +15,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sonoro.core.types import OptionValue, SpeechRequest
+from sonoro.core.options import OptionValue
+from sonoro.core.types import SpeechRequest
 from sonoro.models.base import Capacity, Pages, Prompt, Voice
 from sonoro.nn.kvcache import PackedTokens, PagedKVCache
 from sonoro.nn.transformer import DecoderConfig, DecoderStack, Rotary

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from sonoro.core.errors import InvalidRequest
-from sonoro.core.types import ModelSpec, OptionSpec, OptionValue, Reference, SamplingParams, SpeechRequest, TextFormat
+from sonoro.core.options import OptionSpec, OptionValue
+from sonoro.core.types import ModelSpec, Reference, SamplingParams, SpeechRequest, TextFormat
 from sonoro.models.base import Capacity, Codec, SavedVoice, Spoken, Voice
 from sonoro.models.settings import CONTROL_TOKENS
 from sonoro.models.shared.loading import Family
