@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 LIMITS = {
-    "lines of src": 49_390,
+    "lines of src": 49_622,
     "lines of core": 1_460,
-    "lines of engine": 3_825,
+    "lines of engine": 3_990,
     "lines of a file": 450,
     "lines of a class": 300,
     "methods of a class": 20,

@@ -70,6 +70,7 @@ class RequestFields(TypedDict, total=False):
     on_fault: how to handle a segment that is not spoken as written, by the model's attention: "mark" reports it,
         "retry" speaks it again within `attempts`, and alone the words at the end that the last did not reach;
         "continue" breaks it off at its last good word and goes on there.
+    parallel: how many segments are spoken at once, up to 256; the audio of each then comes whole, in order.
     options: the model's own options by name, listed in `TTS.spec.options`; each may also be a keyword of its own."""
 
     language: str | None
@@ -89,6 +90,7 @@ class RequestFields(TypedDict, total=False):
     ignore_eos: bool
     attempts: int | None
     on_fault: OnFault | None
+    parallel: int | None
     options: Mapping[str, OptionValue]
 
 
@@ -109,7 +111,7 @@ def speech_request(text: str, voice: str | None = None, **fields: Unpack[Request
     given: dict[str, Any] = dict(fields)
     reference = (given.pop(name, None) for name in _REFERENCE_FIELDS)
     sampling = {name: given.pop(name, None) for name in SamplingParams.__struct_fields__}
-    for name in ("text_format", "markup", "on_markup"):
+    for name in ("text_format", "markup", "on_markup", "parallel"):
         if given.get(name, "") is None:
             del given[name]
     seed, options = given.pop("seed", None), given.pop("options", {})

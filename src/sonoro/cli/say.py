@@ -56,6 +56,9 @@ _OnFault = Annotated[
     str | None,
     typer.Option(help="for a part not spoken as written: mark, retry, or continue from its last good word"),
 ]
+_Parallel = Annotated[
+    int | None, number("parallel", int, "how many parts are spoken at once; each is then written once it has ended")
+]
 _Check = Annotated[
     bool, typer.Option("--check", help="list the parts probably not spoken as written; exit code 1 if any")
 ]
@@ -94,6 +97,7 @@ def say(
     seed: Annotated[int, number("seed", int, "the same seed gives the same speech")] = 0,
     attempts: _Attempts = None,
     on_fault: _OnFault = None,
+    parallel: _Parallel = None,
     check: _Check = False,
     temperature: Annotated[float | None, number("temperature", float, "0 is greedy; default: the model's")] = None,
     top_k: Annotated[int | None, number("top_k", int, "sample from the k most likely codes; 0 keeps all")] = None,
@@ -125,7 +129,7 @@ def _say(options: Any) -> int:
         check_place(path)
     # Faults are found by word times.
     request = msgspec.structs.replace(request, with_words=bool(captions) or options.check)
-    engine = options.config or EngineConfig(slots=1)
+    engine = options.config or EngineConfig(slots=request.parallel)
     engine = engine.over(codec_dtype=options.codec_dtype, quantization=options.quantization)
     with until_terminated():
         speaker = TTS(_load(options, engine.quantization), config=engine)

@@ -48,6 +48,7 @@ VoiceSex = Literal["female", "male"]
 
 MAX_SEED = 2**63 - 1
 MAX_ATTEMPTS = 10
+MAX_PARALLEL = 256
 
 MAX_EMBEDDING = 1e4
 """Bound of the numbers of a speaker embedding: real ones are around 10 at most, and half precision overflows beyond."""
@@ -123,6 +124,8 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
     by itself: that is a fault, and the text goes on. By default `attempts` is 1, or 2 if `on_fault` needs it, and
     `on_fault` "retry" if `attempts` is above 1, else "mark".
     `with_words` asks for word times, if the model gives them.
+    At most `parallel` segments are spoken at once, in slots that nobody else waits for. The audio of each is then sent
+    once it has ended, in order, and no prompt includes the segments before it. Not for live text or with `max_frames`.
     `script` is what the markup of `text` says, as `sonoro.text.script.scripted` reads it; None: `text` as it stands.
     `is_resolved`: validated and completed by `ModelSpec.resolve`, once, where the request came in."""
 
@@ -147,6 +150,7 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int | None = None
     on_fault: OnFault | None = None
     with_words: bool = False
+    parallel: int = 1
     options: dict[str, OptionValue] = {}
     is_resolved: bool = False
 
@@ -164,6 +168,7 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
         _check_number("seed", self.seed, 0, MAX_SEED)
         _check_number("max_frames", self.max_frames, 1, 1_000_000)
         _check_number("attempts", self.attempts, 1, MAX_ATTEMPTS)
+        _check_number("parallel", self.parallel, 1, MAX_PARALLEL)
         self._check_attempts()
         if self.instructions is not None and not self.instructions.strip():
             raise InvalidRequest("instructions", self.instructions, "leave it out instead of giving white space")
@@ -198,6 +203,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     the model takes no embeddings. `text_normalizer`: "english" if the model reads only what `sonoro.text.read`
     writes, with `respellings`. `attempts`: the default where audio is returned whole. `voice_aliases`: further names,
     in lower case, of `voices`. `lead_in`: samples of silence at the start, fewer than `hop`, which are cut.
+    `is_continued`: a prompt holds the segments before its own, which keep the voice alike.
     `arpabet`: what stands before and after phonemes in ARPAbet in a text, if the model speaks them."""
 
     name: str
@@ -217,6 +223,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int = 1
     voice_aliases: dict[str, str] = {}
     lead_in: int = 0
+    is_continued: bool = False
     arpabet: tuple[str, str] | None = None
 
     @property
@@ -233,6 +240,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         what this model cannot do. Called once per request, where it comes in."""
         assert not request.is_resolved, "a request is resolved once"
         voice = self._voice(request, registered)
+        if request.parallel > 1:
+            has_voice = bool(request.references) or (voice is not None and voice in registered)
+            self._check_parallel(request, has_voice=has_voice)
         if request.instructions is not None and not self.accepts_instructions:
             raise InvalidRequest("instructions", request.instructions, f"{self.name} does not follow instructions")
         if request.text_format != "auto" and self.text_normalizer is None:
@@ -300,6 +310,17 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
             if not (isinstance(number, (int, float)) and abs(number) <= MAX_EMBEDDING):
                 limit = f"each number must be finite, at most {MAX_EMBEDDING:g} away from 0"
                 raise InvalidRequest("speaker_embedding", number, limit)
+
+    def _check_parallel(self, request: SpeechRequest, *, has_voice: bool) -> None:
+        limit = ""
+        if request.is_live:
+            limit = "live text is spoken as it comes: it must be 1, or left out"
+        elif request.max_frames is not None:
+            limit = "max_frames counts one segment after another: leave one of the two out"
+        elif self.is_continued and not has_voice:
+            limit = f"{self.name} keeps its voice by the segments before: give it a recording or a registered voice"
+        if limit:
+            raise InvalidRequest("parallel", request.parallel, limit)
 
     def _language(self, language: str | None) -> str:
         name = "auto" if language is None else language.lower()

@@ -17,8 +17,9 @@ from sonoro.core.script import Said
 from sonoro.core.types import Event, Reference, SpeechRequest
 from sonoro.engine.lifecycle import Lifecycle, Output
 from sonoro.engine.pages import PagePool
+from sonoro.engine.parallel import RequestParts
 from sonoro.engine.prompts import Prompts
-from sonoro.engine.request import Playback, Request
+from sonoro.engine.request import Playback, Request, speaking
 from sonoro.engine.retry import Retry
 from sonoro.engine.runner import Launched, Runner
 from sonoro.engine.scheduler import Scheduler
@@ -154,7 +155,9 @@ class Engine:
         with self.runner.active():
             request = Request(params, [], None, Playback(self._clock_s()))
             self._prompts.cut_segments(request)
-            if request.words is not None or params.attempts != 1:
+            if params.parallel > 1 and len(request.segments) > 1:
+                request.parts = RequestParts(request)
+            elif request.words is not None or params.attempts != 1:
                 request.retry = Retry(request)
             if params.references or params.voice_digest is not None or params.speaker_embedding is not None:
                 self.voices.ask(request)
@@ -191,12 +194,12 @@ class Engine:
         """Make no audio of a request until `resume`, and no frames unless another waits for its pages. It keeps its
         slot, and audio already launched still arrives."""
         if request_id in self._requests:
-            self._requests[request_id].is_paused = True
+            self._set_paused(request_id, is_paused=True)
 
     def resume(self, request_id: str) -> None:
         """Continue a paused request. Does nothing for any other."""
         if request_id in self._requests:
-            self._requests[request_id].is_paused = False
+            self._set_paused(request_id, is_paused=False)
 
     def tick(self) -> list[Event]:
         """Plan and launch one tick: admissions, prefills, one decode step of all running requests, codec chunks.
@@ -210,6 +213,8 @@ class Engine:
                     self.lifecycle.queue_with_voice()
                 for request in self.scheduler.overdue(started_s):
                     self.lifecycle.cut_off(request)
+                if self.lifecycle.parallel:
+                    self.lifecycle.queue_parts()
                 plan = self.scheduler.plan(started_s, self._pace.tick_s)
                 for request, slot in plan.preempted:
                     self.lifecycle.begin_anew(request, slot)
@@ -227,6 +232,10 @@ class Engine:
         self._pace.end(self._clock_s(), is_whole=is_late and not plan.is_empty)
         events, self.output.events = self.output.events, []
         return events
+
+    def _set_paused(self, request_id: str, *, is_paused: bool) -> None:
+        for one in speaking(self._requests[request_id]):
+            one.is_paused = is_paused
 
     def _check_room(self) -> None:
         if self.scheduler.is_full(len(self.voices.awaiting) + len(self.voices.saving)):

@@ -16,19 +16,21 @@ from sonoro.core.events import Fault, Word
 from sonoro.core.script import Said
 from sonoro.core.types import AudioChunk, Event, Failed, Finished, FinishReason, ModelSpec
 from sonoro.engine.prompts import Prompts
-from sonoro.engine.request import Progress, Request
+from sonoro.engine.request import Progress, Request, speaking
 from sonoro.engine.runner import Decoded, Launched, Runner
 from sonoro.engine.scheduler import Plan, Scheduler
 from sonoro.engine.voices import Voices
 
 logger = logging.getLogger(__name__)
 
+_QUEUE_S = 0.005
+
 
 class Output:
     """The `events` of requests: takes frames and audio, and makes chunks, words and ends of them."""
 
     def __init__(self, spec: ModelSpec, clock_s: Callable[[], float]) -> None:
-        self._spec, self.clock_s = spec, clock_s
+        self.spec, self.clock_s = spec, clock_s
         self.events: list[Event] = []
         self.broken_samples = 0
         """Non-finite samples so far; they are sent as silence."""
@@ -43,7 +45,7 @@ class Output:
             request.words.add_attention(attention, length)
         progress.length, progress.is_done = length, is_over or length >= progress.limit
         if request.retry is not None:
-            request.retry.watch(self._spec.frame_s, is_over=is_over)
+            request.retry.watch(self.spec.frame_s, is_over=is_over)
 
     def take_audio(self, request: Request, decoded: Decoded, at: int, now_s: float) -> None:
         """Send the audio of batch index `at` of a codec launch, without its padding columns.
@@ -57,19 +59,19 @@ class Output:
         pcm = decoded.pcm_of(at, count)
         if request.words is not None:
             request.words.add_audio(pcm)
-        if request.audio_frames + progress.held_frames == 0:
-            pcm = pcm[2 * self._spec.lead_in :]
+        if request.first == 0 and request.audio_frames + progress.held_frames == 0:
+            pcm = pcm[2 * self.spec.lead_in :]
         progress.held.append((pcm, count))
         if request.words is not None and request.live is None and progress.is_drained:
             request.words.end()
         if request.keeps_frames:
             progress.frames.append(decoded.frames_of(at, count))
-        if request.retry is None or not request.retry.holds_back:
+        if request.whole is None and (request.retry is None or not request.retry.holds_back):
             self.send_held(request, now_s)
 
     def send_held(self, request: Request, now_s: float) -> None:
         """Send the held chunks."""
-        spec, played, segment = self._spec, request.played, request.segment
+        spec, played, segment = self.spec, request.played, request.segment
         for pcm, frames in request.progress.held:
             if played is None or segment is None:
                 self._send(request, pcm, frames, now_s)
@@ -93,10 +95,10 @@ class Output:
             self._send_pause(request, pause_s, now_s)
 
     def _send_pause(self, request: Request, pause_s: float, now_s: float) -> None:
-        self._send(request, bytes(2 * round(pause_s * self._spec.sample_rate)), 0, now_s, pause_s)
+        self._send(request, bytes(2 * round(pause_s * self.spec.sample_rate)), 0, now_s, pause_s)
 
     def _send(self, request: Request, pcm: bytes, frames: int, now_s: float, pause_s: float = 0.0) -> None:
-        spec, index = self._spec, request.playback.chunks
+        spec, index = self.spec, request.playback.chunks
         request.count_sent(frames, now_s, len(pcm) / 2 / spec.sample_rate)
         chunk = AudioChunk(
             request_id=request.params.id,
@@ -126,7 +128,7 @@ class Output:
 
     def _characters(self, request: Request) -> int:
         """Characters of the text, as it was sent, spoken by the end of the audio sent so far."""
-        characters = request.characters(self._spec.frame_s)
+        characters = request.characters(self.spec.frame_s)
         return characters if request.played is None else request.played.position(characters)
 
     def _faults(self, request: Request) -> tuple[Fault, ...]:
@@ -162,6 +164,8 @@ class Lifecycle:
         self._runner, self._scheduler, self._prompts, self._voices = runner, scheduler, prompts, voices
         self._output = output
         self.requests: dict[str, Request] = {}
+        self.parallel: set[Request] = set()
+        """Those whose segments are spoken side by side. Read-only to the caller."""
         self.preemptions = 0
         """Preemptions so far: requests that lost their slot for want of pages, before any audio was sent."""
 
@@ -171,8 +175,11 @@ class Lifecycle:
         return sum(request.is_paused for request in self.requests.values())
 
     def queue(self, request: Request) -> None:
-        """Queue the next segment of `request`, park it if the text has not come, or finish it if none is left.
+        """Queue the next segment of `request`, park it if the text has not come, or finish it if none is left. Of one
+        with parts, queue the next part.
         Raises `InvalidRequest` if nothing in the text can be spoken, and what making the prompt raises."""
+        if request.parts is not None:
+            request = request.parts.begin()
         if request.live is not None:
             request.live.advance(request.index)
         segment = request.segment
@@ -185,6 +192,7 @@ class Lifecycle:
         elif request.progress.prompt is None:
             self._prompts.prepare(request, segment)
             self._scheduler.add(request)
+            self.parallel.update([request.whole] if request.whole is not None else ())
         else:
             self._prompts.extend_live(request, segment)
 
@@ -195,6 +203,17 @@ class Lifecycle:
             with self._border(request):
                 self._voices.attach(request)
                 self.queue(request)
+
+    def queue_parts(self) -> None:
+        """Queue further parts of requests, one of each in turn, for the slots that nobody waits for.
+        For at most `_QUEUE_S`, so that the running requests are not delayed."""
+        until_s, idle_slots = self._output.clock_s() + _QUEUE_S, self._scheduler.idle_slots
+        while idle_slots > 0 and self._output.clock_s() < until_s:
+            waiting = [whole for whole in self.parallel if whole.parts is not None and whole.parts.may_begin]
+            for whole in waiting[:idle_slots]:
+                with self._border(whole):
+                    self.queue(whole)
+            idle_slots -= len(waiting) or idle_slots
 
     def add_text(self, request: Request, text: str, said: Sequence[Said] = (), *, is_last: bool) -> None:
         """Add `text` to a live request, of which is `said` what lexicons say, or end its text if `is_last`. An error
@@ -240,7 +259,8 @@ class Lifecycle:
         """Fail the requests of `plan` whose launch raised, and cache the prompt prefixes of the others."""
         for request, error in launched.failed.items():
             self._fail(request, error)
-        self._scheduler.cache_prefixes(request for request in plan.admit if request not in launched.failed)
+        # Those of other parts of a failed request have lost their slots too.
+        self._scheduler.cache_prefixes(request for request in plan.admit if request.allocation is not None)
 
     def collect(self, launched: Launched) -> None:
         """Wait for a tick's results, take lengths and audio, then advance the requests whose segment is drained."""
@@ -262,8 +282,10 @@ class Lifecycle:
         finally:
             launched.entry.release()
         for request in [request for request in self._scheduler.running if request.progress.is_drained]:
-            with self._border_of_words(request):
-                self._advance(request)
+            # A part loses its slot when another one fails or ends their request.
+            if request.allocation is not None:
+                with self._border_of_words(request):
+                    self._advance(request)
 
     def abandon(self, in_flight: deque[Launched], cause: BaseException | None) -> None:
         """Fail every request that holds a slot and drop the results `in_flight`, after `cause` has broken off a tick:
@@ -287,8 +309,11 @@ class Lifecycle:
             request.words.end()
         is_again = request.retry is not None and request.retry.settle()
         if not is_again:
-            self._output.send_held(request, self._output.clock_s())
-            self._output.end_segment(request)
+            if request.whole is None:
+                self._output.send_held(request, self._output.clock_s())
+                self._output.end_segment(request)
+            elif request.whole.parts is not None:
+                request.whole.parts.end_segment(request)
             if (reason := request.finish_reason) is not None:
                 self._finish(request, reason)
                 return
@@ -301,25 +326,50 @@ class Lifecycle:
                 request.next_segment(frames)
             self.queue(request)
 
+    def _end_part(self, part: Request, whole: Request) -> None:
+        """End `part` of `whole`, send what can be sent in order, and go on with the next part."""
+        assert whole.parts is not None
+        self._scheduler.release(part)
+        for _ in whole.parts.end(part, self._output.spec.frame_s, self._output.spec.lead_in_s):
+            self._output.send_held(whole, self._output.clock_s())
+            self._output.end_segment(whole)
+            if (reason := whole.finish_reason) is not None:
+                self._reset(whole)
+                self._finish(whole, reason)
+                return
+            whole.next_segment(self._runner.join([]))
+        if not whole.parts.running:
+            # It goes on like a request of one slot, whose next segment comes before new requests.
+            with self._border(whole):
+                self.queue(whole)
+
     def _finish(self, request: Request, reason: FinishReason) -> None:
+        if request.whole is not None:
+            self._end_part(request, request.whole)
+            return
         self._forget(request)
         self._output.finish(request, reason)
 
     def _fail(self, request: Request, error: Exception) -> None:
+        """End `request`, or that of which it is a part, with `error`. Does nothing if another part has done so."""
+        request = request.whole or request
+        if self.requests.get(request.params.id) is not request:
+            return
         self._reset(request)
         self._forget(request)
         self._output.events.append(Failed.of(request.params.id, error))
 
     def _reset(self, request: Request) -> None:
-        """Reset the slot of a request that ends before the device has set its done flag."""
-        if request.allocation is not None:
-            self._runner.reset([request.allocation.slot])
+        """Reset the slots of a request that ends before the device has set its done flag."""
+        if slots := [one.allocation.slot for one in speaking(request) if one.allocation is not None]:
+            self._runner.reset(slots)
 
     def _forget(self, request: Request) -> None:
         if request in self._voices.awaiting:
             self._voices.forget(request)
-        else:
-            self._scheduler.release(request)
+        for one in speaking(request):
+            self._scheduler.release(one)
+        self.parallel.discard(request)
         del self.requests[request.params.id]
 
     def _border(self, request: Request) -> AbstractContextManager[None]:

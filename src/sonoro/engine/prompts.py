@@ -137,11 +137,13 @@ class Prompts:
         self._check_text_ids(segment, prompt.text_ids)
         request.progress.prefix = self._keys(prompt)
         if request.words is not None and isinstance(self._model, ShowsWords):
-            begins_s = request.frames_before * self._spec.frame_s - self._spec.lead_in_s
+            lead_in_s = self._spec.lead_in_s if request.whole is None else 0.0
+            begins_s = request.frames_before * self._spec.frame_s - lead_in_s
             request.words.begin(segment, self._model.pointing(request.params, request.voice), begins_s)
 
     def _after_what_fits(self, request: Request, limited: SpeechRequest, text: str) -> Prompt:
         """The prompt of `text` with as many of the latest segments before it as fit into a slot."""
+        number = request.first + request.index
         # `before` is shorter: the current segment and later ones have no frames yet.
         spoken = zip(request.segments, request.before, strict=False)
         # A segment that was broken off at its first word has no text left.
@@ -150,11 +152,11 @@ class Prompts:
             for said, frames in spoken
             if said.text.strip() and len(frames) and spoken_as(request.params, said.line).voice == limited.voice
         ]
-        prompt = self._model.prepare(limited, text, request.index, before, request.voice)
+        prompt = self._model.prepare(limited, text, number, before, request.voice)
         while before and (excess := prompt.positions + prompt.controls.max_frames - self._max_positions) > 0:
             while before and excess > 0:
                 excess -= len(before.pop(0).frames)
-            prompt = self._model.prepare(limited, text, request.index, before, request.voice)
+            prompt = self._model.prepare(limited, text, number, before, request.voice)
         return prompt
 
     def extend_live(self, request: Request, segment: Segment) -> None:

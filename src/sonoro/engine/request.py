@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -125,6 +126,21 @@ class SegmentRetry(Protocol):
     def watch(self, frame_s: float, *, is_over: bool) -> object: ...
 
 
+class ParallelSegments(Protocol):
+    """The parts of a request whose segments are spoken side by side: `sonoro.engine.parallel.RequestParts`."""
+
+    running: dict[int, Request]
+
+    @property
+    def may_begin(self) -> bool: ...
+
+    def begin(self) -> Request: ...
+
+    def end_segment(self, part: Request) -> None: ...
+
+    def end(self, part: Request, frame_s: float, lead_in_s: float) -> Iterator[None]: ...
+
+
 @dataclass(eq=False)
 class Request:
     """A resolved request, its `params`, and its progress. Only the engine writes it; the scheduler writes `allocation`.
@@ -132,7 +148,8 @@ class Request:
     [T, ...] of the earlier segments, `frames_before` counts them. `attempt` counts from 0. Segment `cut_off` was the
     last to lose its slot for want of text; -1 if none was. `words` times the words, if the request needs that and the
     model can. `played` plays the lines of its script, if it has one. `retry` decides about faults; None if nothing can
-    be found or done."""
+    be found or done. With `parts` it only sends what they speak. A part of the request `whole` begins with segment
+    number `first` of that."""
 
     params: SpeechRequest
     segments: list[Segment]
@@ -150,6 +167,9 @@ class Request:
     words: RequestWords | None = None
     played: Played | None = None
     retry: SegmentRetry | None = None
+    parts: ParallelSegments | None = None
+    whole: Request | None = None
+    first: int = 0
 
     @property
     def steps(self) -> int:
@@ -286,3 +306,8 @@ def allocation_of(request: Request) -> Allocation:
     """The allocation of a request that has one."""
     assert request.allocation is not None
     return request.allocation
+
+
+def speaking(request: Request) -> list[Request]:
+    """`request` and its parts that have begun and are not over."""
+    return [request] if request.parts is None else [request, *request.parts.running.values()]

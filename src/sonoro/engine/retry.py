@@ -93,8 +93,10 @@ class Retry:
         good_frames, rest = min(int(trouble.at_s / frame_s), progress.length), words.break_off(trouble)
         if rest is not None:
             self._speak_next(rest)
-        # Audio that was sent is not taken back.
-        progress.length, progress.is_done, progress.is_broken_off = max(good_frames, progress.decoded), True, True
+        # Audio that was sent, or a part holds for that, is not taken back.
+        sent_frames = progress.decoded + (0 if request.whole is None else progress.held_frames)
+        progress.length = max(good_frames, sent_frames)
+        progress.is_done = progress.is_broken_off = True
         return Decision.CONTINUE
 
     def _halve(self) -> None:

@@ -127,6 +127,12 @@ class Scheduler:
     def free_slots(self) -> int:
         return len(self._free_slots)
 
+    @property
+    def idle_slots(self) -> int:
+        """Free slots, if nobody waits for a slot or for pages; else 0."""
+        is_awaited = _first_unpaused(self._speaking) or _first_unpaused(self._waiting) or self._growth.out_of_pages
+        return 0 if is_awaited or self._admissions_closed else len(self._free_slots)
+
     def overdue(self, now_s: float) -> list[Request]:
         """Requests whose text has not gone on for `IDLE_SLOT_S`, in which others have waited for slots or pages."""
         is_awaited = _first_unpaused(self._speaking) or _first_unpaused(self._waiting)
@@ -229,7 +235,7 @@ class Scheduler:
         return admit
 
     def _queue_of(self, request: Request) -> deque[Request]:
-        return self._speaking if request.index > request.cut_off + 1 else self._waiting
+        return self._speaking if request.first + request.index > request.cut_off + 1 else self._waiting
 
     def _admissible(self) -> Request | None:
         """The head of the queue if it can be admitted. Nothing overtakes a request that waits for pages, which might

@@ -17,6 +17,7 @@ from sonoro.core.errors import InvalidReference, InvalidRequest, UnknownVoice
 from sonoro.core.script import Script
 from sonoro.core.types import (
     MAX_ATTEMPTS,
+    MAX_PARALLEL,
     MAX_SEED,
     Markup,
     ModelSpec,
@@ -176,6 +177,11 @@ class SpeechBody(WithoutNulls, strict=True, extra="allow", allow_inf_nan=False):
         "it is sent (within attempts; words that the last did not reach, alone), or break it off at its last good word "
         "and continue from there",
         json_schema_extra=_or_null("mark", "retry", "continue"),
+    )
+    parallel: int | None = _number(
+        "how many segments are spoken at once, in slots that nobody waits for; each is then sent once it has ended",
+        1,
+        MAX_PARALLEL,
     )
     task_type: Literal["CustomVoice", "VoiceDesign", "Base"] | None = Field(
         None, description="a voice of the model, one described by instructions, or one cloned from ref_audio"
@@ -338,6 +344,7 @@ def speech_request(
         attempts=body.attempts,
         on_fault=body.on_fault,
         with_words=bool(body.timestamps),
+        parallel=body.parallel or 1,
         options=_options(body, request_id, spec),
     )
     # With a digest the voice counts as known; without one, the registered names are for the error message.

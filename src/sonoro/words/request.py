@@ -81,6 +81,10 @@ class RequestWords:
         if segment.ids is not None:
             self._map(self._clock, segment)
 
+    def anew(self) -> "RequestWords":
+        """An object to time words of the same text, none of which it knows."""
+        return RequestWords(self._model, self._spec, self.text)
+
     @property
     def clock(self) -> SegmentClock | None:
         """The clock of the current attempt, up to date."""

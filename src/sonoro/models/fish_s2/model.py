@@ -109,6 +109,7 @@ def spec_of(name: str, config: ModelConfig) -> ModelSpec:
         voices=("default",),
         languages=("auto",),
         sampling=_SAMPLING,
+        is_continued=True,
         arpabet=PHONEME_TOKENS,
     )
 

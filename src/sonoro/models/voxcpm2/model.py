@@ -157,6 +157,7 @@ def spec_of(name: str, config: ModelConfig) -> ModelSpec:
         sampling=_SAMPLING,
         options=_OPTIONS,
         accepts_instructions=True,
+        is_continued=True,
         attempts=_ATTEMPTS,
     )
 
