@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 LIMITS = {
-    "lines of src": 49_622,
-    "lines of core": 1_460,
-    "lines of engine": 3_990,
+    "lines of src": 49_770,
+    "lines of core": 1_490,
+    "lines of engine": 4_030,
     "lines of a file": 450,
     "lines of a class": 300,
     "methods of a class": 20,

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from sonoro.audio.files import output_format, write_audio
 from sonoro.audio.pcm import from_pcm16, to_pcm16
 from sonoro.core.errors import OutputError
-from sonoro.core.events import Fault, Word
+from sonoro.core.events import Fault, Mark, Word, marks_at_speed
 from sonoro.core.events import at_speed as words_at_speed
 from sonoro.core.types import Finished, FinishReason
 from sonoro.words import captions
@@ -49,12 +49,14 @@ class AudioPiece(_Sound):
     """Consecutive audio of a stream: mono `samples` [S] float32 in [-1, 1]; `index` counts from 0.
     `characters`: characters of the text spoken by its end, exact at the end of a segment, else an estimate. `words`:
     those whose times became final with it, in seconds from the start of the stream; the last ones are in
-    `Finished.words`. None if the model gives no word times. Above 0, the piece is a pause of `pause_s` at speed 1."""
+    `Finished.words`. None if the model gives no word times. Above 0, the piece is a pause of `pause_s` at speed 1.
+    `marks` are those of the text whose times became final with it, as of words."""
 
     index: int
     characters: int = 0
     words: tuple[Word, ...] | None = None
     pause_s: float = 0.0
+    marks: tuple[Mark, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +64,7 @@ class Audio(_Sound):
     """All audio of a request: mono `samples` [S] float32 in [-1, 1]. A notebook displays it as a player.
     `time_to_first_audio_s` and `total_s` count from the acceptance of the request. Times of `words` count from the
     first sample; None if the model gives none. `faults` are parts of the text probably not spoken as written,
-    `warnings` its markup that was not honoured."""
+    `warnings` its markup that was not honoured, `marks` the places that it names."""
 
     finish_reason: FinishReason
     frames: int
@@ -71,6 +73,7 @@ class Audio(_Sound):
     words: tuple[Word, ...] | None = None
     faults: tuple[Fault, ...] = ()
     warnings: tuple[str, ...] = ()
+    marks: tuple[Mark, ...] = ()
 
     @property
     def rtf(self) -> float:
@@ -149,8 +152,10 @@ def at_speed(speed: float, pieces: Pieces, sample_rate: int) -> Pieces:
     with Encoder("pcm", sample_rate, speed=speed) as encoder:
         index = characters = 0
         words: tuple[Word, ...] | None = None
+        marks: tuple[Mark, ...] = ()
         while True:
             received = next_piece(pieces)
+            marks += marks_at_speed(received.marks, speed)
             if received.words is not None:
                 words = (words or ()) + words_at_speed(received.words, speed)
             if isinstance(received, AudioPiece):
@@ -159,10 +164,10 @@ def at_speed(speed: float, pieces: Pieces, sample_rate: int) -> Pieces:
             else:
                 pcm = encoder.finish()
             if pcm:
-                yield AudioPiece(from_pcm16(pcm), sample_rate, index, characters, words)
-                index, words = index + 1, None
+                yield AudioPiece(from_pcm16(pcm), sample_rate, index, characters, words, marks=marks)
+                index, words, marks = index + 1, None, ()
             if isinstance(received, Finished):
-                return msgspec.structs.replace(received, words=words)
+                return msgspec.structs.replace(received, words=words, marks=marks)
 
 
 def joined(pieces: Sequence[AudioPiece], finished: Finished, sample_rate: int) -> Audio:
@@ -178,4 +183,5 @@ def joined(pieces: Sequence[AudioPiece], finished: Finished, sample_rate: int) -
         words=tuple(itertools.chain.from_iterable(words)) if words else None,
         faults=finished.faults,
         warnings=finished.warnings,
+        marks=(*itertools.chain.from_iterable(piece.marks for piece in pieces), *finished.marks),
     )

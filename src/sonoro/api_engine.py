@@ -72,9 +72,8 @@ class SharedEngine:
                 return event
             if isinstance(event, Failed):
                 raise event.facts.error
-            yield AudioPiece(
-                from_pcm16(event.pcm), sample_rate, event.index, event.characters, event.words, event.pause_s
-            )
+            facts = event.index, event.characters, event.words, event.pause_s, event.marks
+            yield AudioPiece(from_pcm16(event.pcm), sample_rate, *facts)
 
     def _submit(self, request: SpeechRequest) -> None:
         """Submit `request`, ticking the engine while its queue is full."""

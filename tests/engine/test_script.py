@@ -83,6 +83,30 @@ def test_words_have_the_times_and_places_of_what_was_sent() -> None:
     assert made[-1].characters == len(text)
 
 
+MARKED = "<speak>Good <mark name='a'/><break time='1s'/><mark name='b'/>morning <mark name='c'/></speak>"
+
+
+def test_marks_have_the_time_of_the_next_word_or_of_the_end() -> None:
+    made = events(QuietSineModel(), MARKED)
+    words = [word for event in made for word in event.words or ()]
+    marks = {mark.name: mark.time_s for event in made for mark in event.marks}
+    assert marks == {"a": words[1].start_s, "b": words[1].start_s, "c": len(audio(made)) / 8000}
+    assert [mark.name for mark in made[-1].marks] == ["c"]
+
+
+def test_marks_without_word_times_have_no_time() -> None:
+    made = events(SineModel(), MARKED)
+    assert [(mark.name, mark.time_s) for mark in made[-1].marks] == [("a", None), ("b", None), ("c", None)]
+
+
+def test_marks_in_live_text_have_times_too() -> None:
+    text = MARKED.removeprefix("<speak>").removesuffix("</speak>")
+    made = live_events(QuietSineModel(), [text[:9], text[9:30], text[30:]], markup="tags")
+    words = [word for event in made for word in event.words or ()]
+    marks = {mark.name: mark.time_s for event in made for mark in event.marks}
+    assert marks == {"a": words[1].start_s, "b": words[1].start_s, "c": len(audio(made)) / 8000}
+
+
 def test_markup_that_changes_nothing_gives_the_same_audio() -> None:
     plain = audio(events(ShownSineModel(), "Good morning"))
     assert np.array_equal(plain, audio(events(ShownSineModel(), "<speak>Good morning</speak>")))
@@ -113,9 +137,9 @@ def test_a_script_without_a_line_is_refused() -> None:
 
 
 def test_what_was_not_honoured_is_told_at_the_end() -> None:
-    made = events(ShownSineModel(), "<speak>Hi <mark name='x'/> there</speak>", on_markup="plain")
+    made = events(ShownSineModel(), "<speak>Hi <foo/> there</speak>", on_markup="plain")
     assert isinstance(made[-1], Finished)
-    assert made[-1].warnings == ("mark (line 1, column 11)",)
+    assert made[-1].warnings == ("foo (line 1, column 11)",)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(made[-1]), type=Finished) == made[-1]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from servers import Server, check_error, serving
+from sessions import session
 from sine_engines import nothing_left, run
 
 __all__ = ["nothing_left"]
@@ -59,14 +60,39 @@ def test_a_pause_keeps_its_length_at_another_speed() -> None:
 def test_markup_is_refused_with_its_place_or_listed() -> None:
     async def ask() -> None:
         async with serving("shown") as server:
-            text = "<speak>One <mark name='m'/>two</speak>"
+            text = "<speak>One <foo/>two</speak>"
             check_error(await answer(server, text), 400, "input")
             assert "line 1, column 12" in (await answer(server, text)).json()["error"]["message"]
             plain = await answer(server, text, on_markup="plain")
             assert (plain.status_code, plain.headers["x-sonoro-warnings"]) == (200, "1")
             told = (await answer(server, text, on_markup="plain", stream_format="json")).json()
-            assert told["warnings"] == ["mark (line 1, column 12)"]
+            assert told["warnings"] == ["foo (line 1, column 12)"]
             check_error(await answer(server, "x", markup="html"), 400, "markup")
+
+    run(ask())
+
+
+def test_marks_are_told_in_events_and_in_json() -> None:
+    text = "<speak>Good <mark name='a'/>day <mark name='b'/></speak>"
+
+    async def ask() -> None:
+        async with serving("shown") as server:
+            asked = {"timestamps": ["word"], "speed": 2.0}
+            whole = (await answer(server, text, stream_format="json", **asked)).json()
+            assert [mark["name"] for mark in whole["marks"]] == ["a", "b"]
+            assert whole["marks"][0]["time_s"] == whole["words"][1]["start_s"]
+            sent = await answer(server, text, stream_format="sse", **asked)
+            told = [json.loads(part.removeprefix("data: ")) for part in sent.text.split("\n\n") if part]
+            assert [mark for event in told for mark in event.get("marks", ())] == whole["marks"]
+            async with session(server) as live:
+                await live.say("session.config", response_format="pcm", **asked)
+                await live.hear()
+                _, events = await live.speak(text)
+                while events[-1]["type"] != "audio.done":
+                    events += (await live.listen())[1]
+                assert [mark for event in events for mark in event.get("marks", ())] == whole["marks"]
+            model = (await server.http.get("/v1/models")).json()["data"][0]
+            assert {"pause", "mark", "voice"} < set(model["markup"])
 
     run(ask())
 

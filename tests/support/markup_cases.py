@@ -43,10 +43,10 @@ SSML = [
     ('<say-as interpret-as="telephone">(555) 010-2030</say-as>', "five five five, zero one zero, two zero three zero."),
     ('<say-as interpret-as="fraction">3/8</say-as>', "three eighths."),
     ("<w>one</w> <token>two</token>", "one two."),
+    ('One <mark name="m"/>two', "one two."),
 ]
 
 IGNORED = [
-    ('One <mark name="m"/>two', "one two.", "mark"),
     ('<prosody pitch="+2st">Hi</prosody>', "hi.", "prosody pitch"),
     ("<foo>bar</foo>", "bar.", "foo"),
     ('<mstts:silence value="1s"/>bar', "bar.", "silence"),
@@ -56,6 +56,8 @@ IGNORED = [
     ('<say-as interpret-as="date">99-99-2016</say-as>', "ninety nine ninety nine twenty sixteen.", "say-as date"),
     ('<say-as interpret-as="poem">Oh my</say-as>', "oh my.", "say-as poem"),
     ("<emphasis>Now</emphasis>", "now.", "emphasis"),
+    ('<emphasis level="reduced">Now</emphasis>', "now.", "emphasis"),
+    ('<mstts:express-as style="cheerful">Hi</mstts:express-as>', "hi.", "express-as"),
 ]
 
 REFUSED = [

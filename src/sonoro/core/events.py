@@ -22,6 +22,14 @@ class Word(msgspec.Struct, frozen=True, kw_only=True):
     is_estimated: bool = False
 
 
+class Mark(msgspec.Struct, frozen=True, kw_only=True):
+    """A place that the text names: when the next word behind it begins, or at the end of the audio. The time is None
+    without word times."""
+
+    name: str
+    time_s: float | None
+
+
 FaultKind = Literal["ending", "unreached", "dwelling", "straying"]
 """`ending`: speech went on after the last word, or to its limit; `unreached`: it ended before the last word, or a rest
 that was spoken alone is not sent; `dwelling`: the attention
@@ -45,6 +53,13 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     def outcome(self) -> Literal["marked", "spoken_again", "continued"]:
         """How the fault was handled."""
         return "spoken_again" if self.spoken_again else "marked" if self.continued_at is None else "continued"
+
+
+def marks_at_speed(marks: Iterable[Mark], speed: float) -> tuple[Mark, ...]:
+    """`marks` with their times in audio played `speed` times as fast."""
+    return tuple(
+        mark if mark.time_s is None else msgspec.structs.replace(mark, time_s=mark.time_s / speed) for mark in marks
+    )
 
 
 def at_speed(words: Iterable[Word], speed: float) -> tuple[Word, ...]:

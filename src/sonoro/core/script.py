@@ -52,14 +52,15 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 class Script(msgspec.Struct, frozen=True, kw_only=True):
     """A text with markup, read: the `lines` to speak, after `lead_s` of silence. `text` is what is written without the
     markup, and `origins` where each character of it stands in the text as it was sent. It `is_plain` if
-    its lines are neither Markdown nor HTML. `warnings` name what is not
-    honoured, as "NAME (line L, column C)"."""
+    its lines are neither Markdown nor HTML. `marks` are names of places in the text as it was sent. `warnings` name
+    what is not honoured, as "NAME (line L, column C)"."""
 
     text: str
     origins: tuple[Run, ...]
     lines: tuple[Line, ...]
     lead_s: float = 0.0
     is_plain: bool = False
+    marks: tuple[tuple[int, str], ...] = ()
     warnings: tuple[str, ...] = ()
 
     @property

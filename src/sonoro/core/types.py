@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sonoro.core.errors import ErrorFacts, InvalidReference, InvalidRequest, UnknownLanguage, UnknownVoice, suggestion
-from sonoro.core.events import Fault, Word
+from sonoro.core.events import Fault, Mark, Word
 from sonoro.core.options import OptionSpec, OptionValue
 from sonoro.core.script import Script
 
@@ -52,8 +52,6 @@ MAX_PARALLEL = 256
 
 MAX_EMBEDDING = 1e4
 """Bound of the numbers of a speaker embedding: real ones are around 10 at most, and half precision overflows beyond."""
-
-_SHOWN_VOICES = 20
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,7 +202,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     writes, with `respellings`. `attempts`: the default where audio is returned whole. `voice_aliases`: further names,
     in lower case, of `voices`. `lead_in`: samples of silence at the start, fewer than `hop`, which are cut.
     `is_continued`: a prompt holds the segments before its own, which keep the voice alike.
-    `arpabet`: what stands before and after phonemes in ARPAbet in a text, if the model speaks them."""
+    `arpabet`, `cues`: what stands in a text before and after phonemes in ARPAbet, and before and after words that say
+    how the next ones are spoken, if the model takes such."""
 
     name: str
     sample_rate: int
@@ -225,6 +224,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     lead_in: int = 0
     is_continued: bool = False
     arpabet: tuple[str, str] | None = None
+    cues: tuple[str, str] | None = None
 
     @property
     def lead_in_s(self) -> float:
@@ -352,7 +352,7 @@ class AudioChunk(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Consecutive audio of one request: PCM16 little-endian mono; `index` counts from 0.
     `characters`: characters of the text spoken by its end, as in `Finished`. `words`: those whose times became final
     with this chunk; they may begin before it. None if the request does not ask for words or the model gives none.
-    Above 0, `pause_s` is the exact length of the chunk, which is a pause, at the model's tempo."""
+    Above 0, `pause_s` is the exact length of the chunk, a pause, at the model's tempo. `marks`: as `words`."""
 
     request_id: str
     index: int
@@ -360,6 +360,7 @@ class AudioChunk(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     characters: int = 0
     words: tuple[Word, ...] | None = None
     pause_s: float = 0.0
+    marks: tuple[Mark, ...] = ()
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -376,6 +377,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     words: tuple[Word, ...] | None = None
     faults: tuple[Fault, ...] = ()
     warnings: tuple[str, ...] = ()
+    marks: tuple[Mark, ...] = ()
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -411,10 +413,10 @@ def _everybodys(voices: Collection[str]) -> list[str]:
     return [voice for voice in voices if "." not in voice]
 
 
-def listed(names: Collection[str]) -> str:
-    """`names` for a message, cut after `_SHOWN_VOICES`."""
-    shown = ", ".join(list(names)[:_SHOWN_VOICES])
-    return shown if len(names) <= _SHOWN_VOICES else f"{shown}, and {len(names) - _SHOWN_VOICES} more"
+def listed(names: Collection[str], most: int = 20) -> str:
+    """`names` for a message, cut after `most`."""
+    shown = ", ".join(list(names)[:most])
+    return shown if len(names) <= most else f"{shown}, and {len(names) - most} more"
 
 
 def _check_number(field: str, value: float | None, low: float, high: float, *, above: bool = False) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sonoro.core.errors import EngineError, InvalidRequest, border
-from sonoro.core.events import Fault, Word
+from sonoro.core.events import Fault, Mark, Word
 from sonoro.core.script import Said
 from sonoro.core.types import AudioChunk, Event, Failed, Finished, FinishReason, ModelSpec
 from sonoro.engine.prompts import Prompts
@@ -107,6 +107,7 @@ class Output:
             characters=self._characters(request),
             words=self._words(request, request.audio_frames * spec.frame_s - spec.lead_in_s),
             pause_s=pause_s,
+            marks=() if request.played is None else request.played.marks(),
         )
         self.events.append(chunk)
 
@@ -123,8 +124,13 @@ class Output:
                 words=self._words(request),
                 faults=self._faults(request),
                 warnings=_warnings(request),
+                marks=self._last_marks(request),
             )
         )
+
+    def _last_marks(self, request: Request) -> tuple[Mark, ...]:
+        has_words = request.params.with_words and request.words is not None
+        return () if request.played is None else request.played.last_marks(has_words=has_words)
 
     def _characters(self, request: Request) -> int:
         """Characters of the text, as it was sent, spoken by the end of the audio sent so far."""

@@ -13,9 +13,10 @@ import numpy.typing as npt
 
 from sonoro.audio.pcm import audible as find_audible
 from sonoro.audio.pcm import from_pcm16, to_pcm16
-from sonoro.core.events import Fault, Word
-from sonoro.core.script import Line
+from sonoro.core.events import Fault, Mark, Word
+from sonoro.core.script import Line, Script
 from sonoro.text.origins import Origins
+from sonoro.text.script.live import LiveScript
 from sonoro.text.splitting import Segment
 
 if TYPE_CHECKING:
@@ -23,15 +24,23 @@ if TYPE_CHECKING:
 
 
 class Played:
-    """The audio at `sample_rate` of the lines of a script, whose written text was `sent` there.
+    """The audio at `sample_rate` of the lines of a script, or a live one.
 
     Of `segment`, if there is one, and those before, `samples` were played before it came.
 
     A pause lasts from the last audible sample before it to the first one behind it. So the silence that the model makes
     around it is left out: at the end of a line with a pause it is held until something audible follows."""
 
-    def __init__(self, sent: Origins, sample_rate: int, samples: int = 0, segment: Segment | None = None) -> None:
-        self._rate, self._sent, self._segment = sample_rate, sent, segment
+    def __init__(
+        self,
+        script: Script | LiveScript,
+        sample_rate: int,
+        samples: int = 0,
+        segment: Segment | None = None,
+    ) -> None:
+        self._rate, self._segment = sample_rate, segment
+        self._sent = Origins(script.origins) if isinstance(script, Script) else script.origins
+        self._script, self._marked, self._reached = script, 0, list[Mark]()
         self._held = np.zeros(0, np.int16)
         self._tempo: Tempo | None = None
         self._is_after_pause = False
@@ -97,7 +106,25 @@ class Played:
             start, end = self._sent.span(word.start, word.end)
             times = {"start_s": self._played_s(word.start_s), "end_s": self._played_s(word.end_s, word.start_s)}
             made.append(msgspec.structs.replace(word, start=start, end=end, **times))
+            self._reach(start, times["start_s"])
         return tuple(made)
+
+    def _reach(self, position: int | None, time_s: float | None) -> None:
+        """Note the marks before `position` of the text as it was sent, or all, as reached."""
+        marks = self._script.marks
+        while self._marked < len(marks) and (position is None or marks[self._marked][0] <= position):
+            self._reached.append(Mark(name=marks[self._marked][1], time_s=time_s))
+            self._marked += 1
+
+    def marks(self) -> tuple[Mark, ...]:
+        """The marks that words have reached since the last call."""
+        reached, self._reached = tuple(self._reached), []
+        return reached
+
+    def last_marks(self, *, has_words: bool) -> tuple[Mark, ...]:
+        """The marks that are left at the end of the audio."""
+        self._reach(None, self._samples / self._rate if has_words else None)
+        return self.marks()
 
     def faults(self, faults: Sequence[Fault]) -> tuple[Fault, ...]:
         """`faults` of the written text, at their places as sent."""

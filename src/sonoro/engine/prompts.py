@@ -47,7 +47,7 @@ def spoken_as(params: SpeechRequest, line: Line | None) -> SpeechRequest:
         params,
         voice=line.voice or params.voice,
         language=line.language or params.language,
-        instructions=line.instructions or params.instructions,
+        instructions=". ".join(filter(None, (params.instructions, line.instructions))) or None,
     )
 
 
@@ -80,7 +80,7 @@ class Prompts:
         if self._spec.text_normalizer is not None:
             check_readable(written)
         if params.script is not None:
-            request.played = Played(Origins(params.script.origins), self._spec.sample_rate)
+            request.played = Played(params.script, self._spec.sample_rate)
             request.segments = self._lines(params, params.script)
         else:
             request.segments = placed(self._split(params)(written), 0, len(written))
@@ -114,7 +114,7 @@ class Prompts:
         if request.played is None and live is not None and live.is_marked:
             samples = max(request.audio_frames * spec.hop - spec.lead_in, 0)
             segment = request.segment if request.progress.decoded else None
-            request.played = Played(live.origins, spec.sample_rate, samples, segment)
+            request.played = Played(live, spec.sample_rate, samples, segment)
 
     def prepare(self, request: Request, segment: Segment) -> None:
         """Make the prompt of the current segment of `request`. The model may lower the limit of frames.

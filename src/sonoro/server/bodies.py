@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from sonoro.core.events import Word, at_speed
+from sonoro.core.events import at_speed, marks_at_speed
 from sonoro.core.types import AudioChunk, Finished
 from sonoro.server.errors import AnswerTooLarge, Refusal
 from sonoro.server.stream import AudioBody
@@ -23,19 +23,22 @@ def json_bytes(audio_bytes: int) -> int:
 
 
 class _WordsBody(AudioBody):
-    """A body with word times at `speed`. `new_words` are those not sent yet; None if the model gives none so far."""
+    """A body with word times at `speed`. `new_words` are those not sent yet; None if the model gives none so far.
+    `new_marks` are the marks of the text not sent yet."""
 
     def __init__(self, speed: float) -> None:
         self._speed = speed
         self.new_words: list[dict[str, Any]] | None = None
+        self.new_marks: list[dict[str, Any]] = []
 
     def note(self, chunk: AudioChunk) -> None:
-        self._add(chunk.words)
+        self._add(chunk)
 
-    def _add(self, words: tuple[Word, ...] | None) -> None:
-        if words is not None:
-            added = [msgspec.to_builtins(word) for word in at_speed(words, self._speed)]
+    def _add(self, source: AudioChunk | Finished) -> None:
+        if source.words is not None:
+            added = [msgspec.to_builtins(word) for word in at_speed(source.words, self._speed)]
             self.new_words = [*(self.new_words or []), *added]
+        self.new_marks += msgspec.to_builtins(marks_at_speed(source.marks, self._speed))
 
 
 class EventBody(_WordsBody):
@@ -49,13 +52,14 @@ class EventBody(_WordsBody):
         return delta + self._words()
 
     def end(self, finished: Finished, usage: dict[str, int]) -> bytes:
-        self._add(finished.words)
+        self._add(finished)
         done = {"type": "speech.audio.done", "usage": usage, "finish_reason": finished.reason, **faults_field(finished)}
         return self._words() + sse_event(done)
 
     def _words(self) -> bytes:
-        words, self.new_words = self.new_words, None
-        return sse_event({"type": "speech.words", "words": words}) if words else b""
+        words, marks, self.new_words, self.new_marks = self.new_words, self.new_marks, None, []
+        told = sse_event({"type": "speech.words", "words": words}) if words else b""
+        return told + (sse_event({"type": "speech.marks", "marks": marks}) if marks else b"")
 
     def failure(self, refused: Refusal) -> bytes:
         return sse_event({"type": "error", **refused.body})
@@ -122,8 +126,9 @@ class JSONBody(_WordsBody):
         return b""
 
     def end(self, finished: Finished, usage: dict[str, int]) -> bytearray:
-        self._add(finished.words)
+        self._add(finished)
         facts = {"finish_reason": finished.reason, "usage": usage, "words": self.new_words, **faults_field(finished)}
+        facts |= {"marks": self.new_marks} if self.new_marks else {}
         return self._audio.end(b'", ' + json.dumps({"format": self._format, **facts}).encode()[1:])
 
 

@@ -8,6 +8,7 @@ from sonoro.core.types import ModelSpec
 from sonoro.server.config import ServerConfig
 from sonoro.server.errors import refusals
 from sonoro.server.service import Service
+from sonoro.text.script import honoured
 from sonoro.transport.fleet import Fleet
 
 
@@ -22,6 +23,7 @@ def model_routes(service: Service) -> APIRouter:
             "voice_modes": spec.voice_modes,
             "languages": spec.languages,
             "accepts_instructions": spec.accepts_instructions,
+            "markup": honoured(spec),
             "phoneme_alphabets": ["ipa", "cmu"] if spec.arpabet is not None else [],
             "options": {option.name: option.limit for option in spec.options},
             "max_characters": service.config.max_characters,

@@ -14,7 +14,7 @@ from fastapi import APIRouter, WebSocket
 from pydantic import BaseModel
 
 from sonoro.core.errors import InvalidRequest, SonoroError
-from sonoro.core.events import at_speed
+from sonoro.core.events import at_speed, marks_at_speed
 from sonoro.core.types import AudioChunk, Finished, SpeechRequest
 from sonoro.server.errors import refusal
 from sonoro.server.schemas import SpeechBody, parse
@@ -82,6 +82,8 @@ class LiveSession(WebSocketSession):
         if source.words and self._settings is not None:
             words = at_speed(source.words, self._settings[0].speed)
             await self.send_event("audio.words", words=words)
+        if source.marks and self._settings is not None:
+            await self.send_event("audio.marks", marks=marks_at_speed(source.marks, self._settings[0].speed))
 
     async def refuse(self, error: SonoroError, request_id: str | None = None) -> None:
         await self.send_event("error", request_id=request_id, error=refusal(error).error)

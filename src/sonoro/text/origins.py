@@ -65,6 +65,11 @@ class Origins:
             runs.append(Run(min(last, end) - at, start + step * (at - begin), step, width))
         return runs
 
+    def append(self, origins: Origins) -> None:
+        """Add the characters of `origins`."""
+        for run in origins._runs:
+            self._extend(run)
+
     def extend(self, origins: Origins, through: Origins) -> None:
         """Add characters of which `origins` tells the places in a text that has the origins `through` itself."""
         for length, start, step, width in origins._runs:

@@ -36,6 +36,30 @@ def test_arpabet_is_checked_and_other_alphabets_are_unknown() -> None:
             arpabet(value, alphabet)
 
 
+def test_emphasis_and_emotion_are_cues_in_the_text_of_a_model_that_reads_them() -> None:
+    able = msgspec.structs.replace(ABLE, cues=("[", "]"))
+    text = "<speak>Not <emphasis>now</emphasis> <express-as style='sad'>please</express-as>, Al</speak>"
+    assert [line.text for line in spoken(text, spec=able, raw=True).lines] == [
+        "Not [emphasis] now",
+        "[sad] please",
+        ", Al",
+    ]
+    text = '<emotion value="angry"/>No. <emotion value="neutral"/>Yes.'
+    assert [line.text for line in spoken(text, markup="tags", spec=able, raw=True).lines] == ["[angry] No.", "Yes."]
+
+
+def test_emotion_is_an_instruction_to_a_model_that_follows_them() -> None:
+    able = msgspec.structs.replace(ABLE, accepts_instructions=True)
+    script = spoken('One. <emotion value="angry"/>No. [pause:1s]Two.', markup="tags", spec=able, raw=True)
+    assert [(line.text, line.instructions) for line in script.lines] == [
+        ("One.", None),
+        ("No.", "angry"),
+        ("Two.", "angry"),
+    ]
+    unable = spoken('One <emotion value="angry"/>two', markup="tags", on_markup="plain", spec=ABLE, raw=True)
+    assert [line.text for line in unable.lines] == ["One two"]
+
+
 def test_a_model_that_speaks_phonemes_gets_them_in_place_of_the_word() -> None:
     text = speak('<phoneme alphabet="ipa" ph="wˈʊstər">Worcester</phoneme> is easy')
     assert [line.text for line in spoken(text, spec=ABLE, raw=True).lines] == ["{W UH1 S T ER0} is easy"]

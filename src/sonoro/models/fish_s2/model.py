@@ -111,6 +111,7 @@ def spec_of(name: str, config: ModelConfig) -> ModelSpec:
         sampling=_SAMPLING,
         is_continued=True,
         arpabet=PHONEME_TOKENS,
+        cues=("[", "]"),
     )
 
 

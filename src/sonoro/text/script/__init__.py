@@ -14,7 +14,7 @@ from . import ssml, tags
 from .dialogue import Cue, dialogue
 from .lexicon import MAX_LEXICONS, Lexicon, Rule
 from .lexicon_files import lexicon_of, read_lexicon
-from .lines import Delivery, script_of
+from .lines import Delivery, honoured, script_of
 from .marked import Marked
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "Lexicon",
     "Rule",
     "dialogue",
+    "honoured",
     "lexicon_of",
     "read_lexicon",
     "read_script",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -62,7 +63,8 @@ class Elements:
         if len(attributes) > MAX_ATTRIBUTES or any(len(value) > MAX_ATTRIBUTE for value in attributes.values()):
             raise error(name, at, f"at most {MAX_ATTRIBUTES} attributes of {MAX_ATTRIBUTE} characters each")
 
-    def _needed(self, element: str, attributes: dict[str, str], name: str, at: int) -> str:
+    def needed(self, element: str, attributes: dict[str, str], name: str, at: int) -> str:
+        """The attribute `name` of `element`. Raises `InvalidRequest` if it has none."""
         if name not in attributes:
             raise self.marked.error(f"{element} {name}", at, f"{element} needs the attribute {name}")
         return attributes[name]
@@ -91,14 +93,14 @@ class Elements:
         undo.callback(end)
 
     def _sub(self, undo: ExitStack, attributes: dict[str, str], at: int) -> None:
-        self._said(undo, "sub", self._needed("sub", attributes, "alias", at), "", at)
+        self._said(undo, "sub", self.needed("sub", attributes, "alias", at), "", at)
 
     def _say_as(self, undo: ExitStack, attributes: dict[str, str], at: int) -> None:
-        kind = self._needed("say-as", attributes, "interpret-as", at)
+        kind = self.needed("say-as", attributes, "interpret-as", at)
         self._said(undo, f"say-as {kind}", None, attributes.get("format", ""), at)
 
     def _phoneme(self, undo: ExitStack, attributes: dict[str, str], at: int) -> None:
-        value = self._needed("phoneme", attributes, "ph", at)
+        value = self.needed("phoneme", attributes, "ph", at)
         self._said(undo, "phoneme", value, attributes.get("alphabet", "ipa"), at)
 
     def _voice(self, undo: ExitStack, attributes: dict[str, str], at: int) -> None:
@@ -121,28 +123,52 @@ class Elements:
             changes["gain"] = _loud(marked, gain_of(given), at)
         undo.enter_context(marked.styled(**changes))
 
-    def _emphasis(self, _: ExitStack, attributes: dict[str, str], at: int) -> None:
-        if attributes.get("level") != "none":
-            self.marked.ignore("emphasis", at)
-
     def _lexicon(self, _: ExitStack, attributes: dict[str, str], at: int) -> None:
-        name = self._needed("lexicon", attributes, "uri", at)
+        name = self.needed("lexicon", attributes, "uri", at)
         raise self.marked.error(f"lexicon {name}", at, "no lexicon has that name; nothing is fetched")
 
     def _spell(self, undo: ExitStack, _: dict[str, str], at: int) -> None:
         self._said(undo, "say-as characters", None, "", at)
 
     def _speed(self, _: ExitStack, attributes: dict[str, str], at: int) -> None:
-        ratio = number_of(self._needed("speed", attributes, "ratio", at))
+        ratio = number_of(self.needed("speed", attributes, "ratio", at))
         if ratio is None or not MIN_RATE <= ratio <= MAX_RATE:
             raise self.marked.error("speed ratio", at, f"it must be a number from {MIN_RATE:g} to {MAX_RATE:g}")
         self.marked.turn(replace(self.marked.style, rate=ratio))
 
     def _volume(self, _: ExitStack, attributes: dict[str, str], at: int) -> None:
-        ratio = number_of(self._needed("volume", attributes, "ratio", at))
+        ratio = number_of(self.needed("volume", attributes, "ratio", at))
         if ratio is None or ratio > MAX_GAIN:
             raise self.marked.error("volume ratio", at, f"it must be a number from 0 to {MAX_GAIN:g}")
         self.marked.turn(replace(self.marked.style, gain=ratio))
+
+
+def _emphasis(elements: Elements, _: ExitStack, attributes: dict[str, str], at: int) -> None:
+    level, start = attributes.get("level", "moderate"), len(elements.marked.text)
+    if level == "reduced":
+        elements.marked.ignore("emphasis", at)
+    elif level != "none":
+        elements.marked.said.append(Said(start, start, at, "emphasis", ""))
+
+
+def _mark(elements: Elements, _: ExitStack, attributes: dict[str, str], at: int) -> None:
+    elements.marked.marks.append((at, elements.needed("mark", attributes, "name", at)))
+
+
+def _emotion(elements: Elements, _: ExitStack, attributes: dict[str, str], at: int) -> None:
+    elements.marked.turn(replace(elements.marked.style, emotion=_feeling(elements, "emotion", attributes, "value", at)))
+
+
+def _express(elements: Elements, undo: ExitStack, attributes: dict[str, str], at: int) -> None:
+    undo.enter_context(elements.marked.styled(emotion=_feeling(elements, "express-as", attributes, "style", at)))
+
+
+def _feeling(elements: Elements, element: str, attributes: dict[str, str], name: str, at: int) -> str | None:
+    feeling = " ".join(re.findall(r"[^\W\d_]+", elements.needed(element, attributes, name, at)))[:40]
+    if not feeling or feeling == "neutral":
+        return None
+    elements.marked.ignore("emotion" if element == "emotion" else element, at, unless="emotion")
+    return feeling
 
 
 _ELEMENTS: dict[str, Callable[[Elements, ExitStack, dict[str, str], int], None]] = {
@@ -156,7 +182,10 @@ _ELEMENTS: dict[str, Callable[[Elements, ExitStack, dict[str, str], int], None]]
     "phoneme": Elements._phoneme,
     "voice": Elements._voice,
     "prosody": Elements._prosody,
-    "emphasis": Elements._emphasis,
+    "emphasis": _emphasis,
+    "mark": _mark,
+    "emotion": _emotion,
+    "express-as": _express,
     "lexicon": Elements._lexicon,
     "spell": Elements._spell,
     "speed": Elements._speed,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import msgspec
@@ -21,6 +21,7 @@ from .marked import Marked, Style, place_of
 from .phonemes import arpabet
 from .say_as import KINDS, say
 
+MAX_WARNINGS = 64
 _ENDS = ".,;:!?…。、，；：！？—–-"
 _CLOSERS = "\"'”’»)]}」』）"
 
@@ -43,6 +44,20 @@ class Delivery:
     @property
     def is_english(self) -> bool:
         return self.spec.text_normalizer == "english" or self.language.lower() in ("auto", "en", "english")
+
+
+def honoured(spec: ModelSpec) -> tuple[str, ...]:
+    """The markup that the model of `spec` honours, by name."""
+    able = {
+        "say-as": "english" in spec.languages or spec.languages == ("auto",),
+        "voice": bool(spec.voices),
+        "language": spec.languages != ("auto",),
+        "phoneme": spec.arpabet is not None,
+        "emphasis": spec.cues is not None,
+        "emotion": spec.cues is not None or spec.accepts_instructions,
+    }
+    always = ("pause", "alias", "lexicon", "rate", "volume", "sentence", "mark")
+    return (*always, *(name for name, is_able in able.items() if is_able))
 
 
 def script_of(marked: Marked, lexicons: Sequence[Lexicon], delivery: Delivery, *, is_plain: bool) -> Script | None:
@@ -107,8 +122,9 @@ class Composer:
     def update(self, more: Sequence[Said] = ()) -> None:
         """Take in what `marked` has gained, and `more` that is said, of which it does not know."""
         ignored, said = self._seen
-        for name, at in self._marked.ignored[ignored:]:
-            self._refuse(name, at)
+        for name, at, unless in self._marked.ignored[ignored:]:
+            if unless not in honoured(self._spec):
+                self._refuse(name, at)
         self._said = sorted([*self._said, *self._spoken([*self._marked.said[said:], *more])])
         self._seen = len(self._marked.ignored), len(self._marked.said)
 
@@ -120,14 +136,17 @@ class Composer:
     def script(self, *, is_plain: bool) -> Script:
         marked = self._marked
         lead_s, lines = 0.0, list[Line]()
-        starts = [at for at, _ in marked.styles]
+        styles = [(at, self.honoured(style)) for at, style in marked.styles]
+        styles = [one for number, one in enumerate(styles) if not number or one[1] != styles[number - 1][1]]
+        starts = [at for at, _ in styles]
         cuts = sorted({0, len(marked.text), *marked.pauses, *starts})
         for start, end in [*pairwise(cuts), (cuts[-1], cuts[-1])]:
             if pause_s := marked.pauses.get(start, 0.0):
                 lead_s, lines = _paused(lead_s, lines, pause_s)
             spoken = self.spoken(start, end).stripped()
             if is_speakable(spoken.text):
-                style = marked.styles[bisect_right(starts, start) - 1][1]
+                style = styles[bisect_right(starts, start) - 1][1]
+                spoken = self.cued(style, start, spoken)
                 lines.append(self.styled(style, start, text=spoken.text, origins=spoken.origins.runs))
         if self._spec.text_normalizer is None:
             lines = [_ended(line) if line.pause_s and line is not lines[-1] else line for line in lines]
@@ -136,6 +155,7 @@ class Composer:
             origins=marked.origins.runs,
             lines=tuple(lines),
             lead_s=lead_s,
+            marks=tuple(marked.marks),
             warnings=tuple(self.warnings),
             is_plain=is_plain,
         )
@@ -144,7 +164,8 @@ class Composer:
         """Note markup that is not honoured; raise `InvalidRequest` if such a text is refused."""
         if self._delivery.on_markup == "refuse":
             raise self._marked.error(name, at, f"{self._spec.name} cannot honour it; on_markup plain speaks the text")
-        self.warnings.append(f"{name} ({place_of(self._marked.source, at)})")
+        if len(self.warnings) < MAX_WARNINGS:
+            self.warnings.append(f"{name} ({place_of(self._marked.source, at)})")
 
     def _at(self, place: int) -> int:
         """Where character `place` of the text stands in the source."""
@@ -167,6 +188,8 @@ class Composer:
                 words = one.value
             elif kind == "say-as" and of in KINDS and self._delivery.is_english:
                 words = say(of, one.value, one.form)
+            elif kind == "emphasis" and self._spec.cues is not None:
+                words = "emphasis".join(self._spec.cues) + " "
             elif kind == "phoneme" and self._spec.arpabet is not None and self._delivery.is_english:
                 words = self._pronounced(one, *self._spec.arpabet)
             if words is None:
@@ -202,6 +225,20 @@ class Composer:
         spoken.add(self._marked.text[at:end], at)
         return spoken
 
+    def honoured(self, style: Style) -> Style:
+        """`style` without what the model cannot do."""
+        can = style.emotion is None or "emotion" in honoured(self._spec)
+        return style if can else replace(style, emotion=None)
+
+    def cued(self, style: Style, start: int, spoken: Spoken) -> Spoken:
+        """`spoken`, from character `start` on, with what the model reads before it as its emotion."""
+        if style.emotion is None or self._spec.accepts_instructions or self._spec.cues is None:
+            return spoken
+        made = Spoken()
+        made.replace(style.emotion.join(self._spec.cues) + " ", start, start)
+        made.origins.append(spoken.origins)
+        return Spoken(made.text + spoken.text, made.origins)
+
     def styled(self, style: Style, start: int, *, text: str = "", origins: tuple[Run, ...] = ()) -> Line:
         """The line of `text` in `style`, which begins at character `start`."""
         return Line(
@@ -211,6 +248,7 @@ class Composer:
             gain=style.gain,
             voice=None if style.voice is None else self._voice(style.voice, start),
             language=None if style.language is None else self._language(style.language, start),
+            instructions=style.emotion if self._spec.accepts_instructions else None,
         )
 
     def _voice(self, name: str, start: int) -> str | None:

@@ -70,6 +70,11 @@ class LiveScript:
         return len(self._marked.source)
 
     @property
+    def marks(self) -> list[tuple[int, str]]:
+        """The marks so far, by places in the text as it came."""
+        return self._marked.marks
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """What was not honoured so far."""
         return tuple(self._composer.warnings)
@@ -156,7 +161,7 @@ class LiveScript:
             said += self._speak(self._taken, cut)
             self._taken = cut
             pause_s = marked.pauses.get(cut, 0.0) - self._paused.get(cut, 0.0)
-            style = [style for at, style in marked.styles if at <= cut][-1]
+            style = self._composer.honoured([style for at, style in marked.styles if at <= cut][-1])
             if pause_s or style != self._style:
                 self._paused[cut], self._style = marked.pauses.get(cut, 0.0), style
                 added, lead_s = self._end_line(pause_s)
@@ -165,7 +170,10 @@ class LiveScript:
         return said
 
     def _speak(self, start: int, end: int) -> str:
-        spoken = self._composer.spoken(start, end, self._lines[-1].said)
+        last = self._lines[-1]
+        spoken = self._composer.spoken(start, end, last.said)
+        if not last.has_words and is_speakable(spoken.text):
+            spoken = self._composer.cued(self._style, start, spoken)
         self.origins.extend(spoken.origins, self._marked.origins)
         return self._give(spoken.text)
 

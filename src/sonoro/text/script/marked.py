@@ -26,14 +26,15 @@ class Style:
     rate: float = 1.0
     gain: float = 1.0
     language: str | None = None
-    instructions: str | None = None
+    emotion: str | None = None
 
 
 class Ignored(NamedTuple):
-    """Markup that the syntax does not honour: its `name`, and where it was sent."""
+    """Markup that is not honoured, `unless` the model can do that: its `name`, and where it was sent."""
 
     name: str
     at: int
+    unless: str = ""
 
 
 @dataclass
@@ -41,7 +42,8 @@ class Marked:
     """A text without its markup, with an origin for each character, and what the markup says, by character of `text`.
 
     `styles` has the style from each place on, `pauses` the seconds of silence at a place, `borders` the places where a
-    sentence ends whatever the punctuation. What `ignored` lists was left out of this."""
+    sentence ends whatever the punctuation, `marks` places of the source and their names. What `ignored` lists was left
+    out of this."""
 
     source: str
     text: str = ""
@@ -50,6 +52,7 @@ class Marked:
     pauses: dict[int, float] = field(default_factory=dict)
     borders: list[int] = field(default_factory=list)
     said: list[Said] = field(default_factory=list)
+    marks: list[tuple[int, str]] = field(default_factory=list)
     ignored: list[Ignored] = field(default_factory=list)
     pauses_s: float = 0.0
 
@@ -114,8 +117,8 @@ class Marked:
         last = [*self.borders[-1:], *self.pauses, self.styles[-1][0], *(said.end for said in self.said[-1:])]
         return end in last
 
-    def ignore(self, name: str, at: int) -> None:
-        self.ignored.append(Ignored(name, at))
+    def ignore(self, name: str, at: int, *, unless: str = "") -> None:
+        self.ignored.append(Ignored(name, at, unless))
 
     def error(self, name: str, at: int, limit: str) -> InvalidRequest:
         """The error that refuses the markup `name` at `at`."""
