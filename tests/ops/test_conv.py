@@ -224,8 +224,9 @@ def test_a_tile_fits_its_card(card):
         assert channels % tile.k == 0
     # Where there is room, what was measured.
     if card is TYPICAL[9, 0]:
+        assert choose_tile(40960, 384, 384, 7, card, 2) == choose_tile(40960, 384, 384, 7)
         for input_bytes in (2, 4):
-            assert choose_tile(40960, 384, 384, 7, card, input_bytes) == choose_tile(40960, 384, 384, 7)
+            assert choose_tile(1536, 3072, 512, 1, card, input_bytes) == choose_tile(1536, 3072, 512, 1)
 
 
 def test_tiles_become_smaller_to_the_end():

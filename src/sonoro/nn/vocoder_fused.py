@@ -15,6 +15,8 @@ from sonoro.nn.window import WindowConfig, WindowLayer, WindowLayers
 from sonoro.ops.activation import Rates
 from sonoro.ops.causal import Bound, depthwise, depthwise_norm, last_conv
 from sonoro.ops.conv import Epilogue, LeftContext, conv
+from sonoro.ops.device import card
+from sonoro.ops.residual_unit import UnitWeights, residual_unit, unit_tile
 
 
 class Past:
@@ -159,15 +161,28 @@ class FusedBlocks:
         epilogue = Epilogue(plain=dtype, rates=reader.rates)
         stream, x = conv(x, _double_taps(widen), widen.conv.bias, -1, context, epilogue)
         for unit, (layer, rates, affine) in zip(units, others, strict=True):
-            x = _dilated(x, unit, past)
-            plain, context = None if unit is units[-1] else dtype, past.left_context(None, layer)
-            epilogue = Epilogue(residual=stream, plain=plain, affine=affine, rates=rates)
-            stream, x = conv(x, taps(unit.conv2), unit.conv2.conv.bias, 1, context, epilogue)
+            plain = None if unit is units[-1] else dtype
+            stream, x = _unit(x, unit, layer, Epilogue(residual=stream, plain=plain, affine=affine, rates=rates), past)
         return x
 
 
 def _widening(block: UpsampleBlock) -> CausalConvTranspose1d:
     return cast(CausalConvTranspose1d, block.block[1])
+
+
+def _unit(
+    x: Tensor, unit: ResidualUnit, after: CausalLayer, epilogue: Epilogue, past: Past
+) -> tuple[Tensor | None, Tensor]:
+    """Run the convolutions of `unit`, then `epilogue`; returns the residual stream and the input of layer `after`."""
+    layer, pointwise = unit.conv1.conv, unit.conv2.conv
+    rows, dilation = x.shape[0] * (x.shape[1] - unit.conv1.length), layer.dilation[0]
+    if unit.conv1.is_depthwise or unit_tile(rows, pointwise.out_channels, card(x.device)) is None:
+        x = _dilated(x, unit, past)
+        return conv(x, taps(unit.conv2), pointwise.bias, 1, past.left_context(None, after), epilogue)
+    assert layer.bias is not None
+    assert pointwise.bias is not None
+    weights = UnitWeights(taps(unit.conv1), layer.bias, unit.act2.rates, taps(unit.conv2)[0], pointwise.bias)
+    return residual_unit(x, weights, dilation, past.left_context(unit.conv1, after), epilogue)
 
 
 def _dilated(x: Tensor, unit: ResidualUnit, past: Past) -> Tensor:

@@ -150,6 +150,26 @@ if triton is not None:
         tl.store(target + write, value.to(target.dtype.element_ty), mask=inside)
 
     @triton.jit
+    def copy_contexts(
+        x, active, slots, history, next_history, block, count, columns, length, active_step, active_start, tail_blocks,
+        C_IN: tl.constexpr, BLOCK: tl.constexpr,
+    ):  # fmt: skip
+        # Program `block` copies a part of the input's tail to `history`, or of `next_history` to the output's head.
+        size = length * C_IN
+        batch_size = count // columns
+        # A branch on None is pruned only if the condition tests nothing else.
+        if history is not None:  # noqa: SIM102
+            if block < tail_blocks:
+                tail, step = x + columns.to(tl.int64) * C_IN, (length + columns).to(tl.int64) * C_IN
+                copy_block(tail, step, history, size, slots, block, batch_size, size, False, BLOCK)
+        if next_history is not None:  # noqa: SIM102
+            if block >= tail_blocks:
+                block -= tail_blocks
+                copy_block(
+                    next_history, active_start, active, active_step, slots, block, batch_size, active_start, True, BLOCK
+                )
+
+    @triton.jit
     def snake_beta(value, rate, scale):
         # sin(z)^2 has period pi: reduce z to +-pi / 2 (pi in two parts, the first exact in 11 bits), then a series.
         z = value * rate
@@ -172,7 +192,7 @@ if triton is not None:
         return value.to(dtype)
 
     @triton.jit
-    def _epilogue(
+    def epilogue_of(
         y, rows, batch, column, first, squares, bias, residual, plain, active, gain, offset, rate, scale, count,
         active_step, active_start,
         C_IN: tl.constexpr, C_OUT: tl.constexpr, PERIOD: tl.constexpr, FUNCTION: tl.constexpr,
@@ -210,7 +230,7 @@ if triton is not None:
 
     # Triton would specialise integer arguments that equal 1.
     @triton.jit(do_not_specialize=["count", "columns", "length", "dilation", "tiles", "tail_blocks"])
-    def _conv(  # noqa: PLR0915
+    def _conv(
         x, weight, bias, residual, plain, active, gain, offset, rate, scale, slots, history, next_history,
         count, columns, length, dilation, active_step, active_start, tap_step, output_step, tiles, tail_blocks,
         C_IN: tl.constexpr, C_OUT: tl.constexpr, TAPS: tl.constexpr, PERIOD: tl.constexpr,
@@ -221,21 +241,10 @@ if triton is not None:
         program = tl.program_id(0)
         span = length + columns
         if program >= tiles:
-            block = program - tiles
-            size = length * C_IN
-            batch_size = count // columns
-            # A branch on None is pruned only if the condition tests nothing else.
-            if history is not None:  # noqa: SIM102
-                if block < tail_blocks:
-                    tail, step = x + columns.to(tl.int64) * C_IN, span.to(tl.int64) * C_IN
-                    copy_block(tail, step, history, size, slots, block, batch_size, size, False, COPY_BLOCK_SIZE)
-            if next_history is not None:  # noqa: SIM102
-                if block >= tail_blocks:
-                    block -= tail_blocks
-                    copy_block(
-                        next_history, active_start, active, active_step, slots, block, batch_size, active_start, True,
-                        COPY_BLOCK_SIZE,
-                    )  # fmt: skip
+            copy_contexts(
+                x, active, slots, history, next_history, program - tiles, count, columns, length, active_step,
+                active_start, tail_blocks, C_IN, COPY_BLOCK_SIZE,
+            )  # fmt: skip
         else:
             TILE_N: tl.constexpr = BLOCK_N + EXTRA_N
             TILES_N: tl.constexpr = (C_OUT + TILE_N - 1) // TILE_N
@@ -272,12 +281,12 @@ if triton is not None:
                     extra_acc = tl.dot(a, b, extra_acc, input_precision="ieee")
             # Let the next kernel launch only now: while it waits, its programs take room on the multiprocessors.
             pdl_launch_dependents(ENABLE_PDL)
-            _epilogue(
+            epilogue_of(
                 acc, rows, batch, column, first, squares, bias, residual, plain, active, gain, offset, rate, scale,
                 count, active_step, active_start, C_IN, C_OUT, PERIOD, FUNCTION, NORM_EPS, BLOCK_N,
             )  # fmt: skip
             if EXTRA_N > 0:
-                _epilogue(
+                epilogue_of(
                     extra_acc, rows, batch, column, first + BLOCK_N, squares, bias, residual, plain, active, gain,
                     offset, rate, scale, count, active_step, active_start, C_IN, C_OUT, PERIOD, FUNCTION,
                     NORM_EPS, EXTRA_N,
@@ -305,8 +314,9 @@ class ConvTile:
 
 
 DEEP = (
+    (280, ConvTile(256, 128, 0, 64, 8, 4)),
     (120, ConvTile(128, 128, 0, 64, 8, 3)),
-    (90, ConvTile(128, 128, 0, 64, 4, 4)),
+    (70, ConvTile(128, 128, 0, 64, 4, 4)),
     (200, ConvTile(64, 64, 0, 64, 4, 4)),
     (90, ConvTile(64, 32, 0, 64, 4, 5)),
     (90, ConvTile(32, 32, 0, 128, 4, 4)),
@@ -327,7 +337,7 @@ NARROW = {
     (96, True): ConvTile(64, 64, 32, 32, 4, 4),
     (192, False): ConvTile(64, 128, 64, 64, 4, 3),
     (192, True): ConvTile(128, 64, 0, 64, 4, 3),
-    (288, False): ConvTile(128, 64, 32, 64, 4, 4),
+    (288, False): ConvTile(128, 64, 32, 64, 4, 3),
 }
 """Tiles for 16384 rows or more, by outputs and whether there is one tap."""
 

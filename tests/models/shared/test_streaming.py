@@ -17,7 +17,9 @@ from sonoro.core.errors import ConfigError
 from sonoro.models import registry
 from sonoro.models.base import Voice
 from sonoro.models.shared.codec_choice import HALF_LIMIT, snr_db
+from sonoro.nn import vocoder_fused
 from sonoro.nn.window import WindowLayer
+from sonoro.ops.residual_unit import TILES
 
 MAKERS = {"qwen3_tts": tiny_talker.make_codec, "fish_s2": tiny_dual_ar.make_codec, "voxcpm2": tiny_vox_lm.make_codec}
 TILED = {
@@ -198,7 +200,10 @@ def test_a_decode_has_fixed_shapes_and_asks_nothing_of_the_device(make, dtype, c
 
 
 @pytest.mark.parametrize("chunks", CHUNKS)
-def test_fused_operations_decode_as_the_modules(make, codec, chunks):
+@pytest.mark.parametrize("is_one_launch", [False, True])
+def test_fused_operations_decode_as_the_modules(make, codec, chunks, is_one_launch, monkeypatch):
+    """Whether a residual unit is one launch, as in large batches, or two."""
+    monkeypatch.setattr(vocoder_fused, "unit_tile", lambda *_: TILES[96] if is_one_launch else None)
     fused = make()
     fused.fused = fused.fuse(fused.decoder, torch.float64)
     frames, slots = draw(codec, 3), torch.tensor([4, 0, 2])

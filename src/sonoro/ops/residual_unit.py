@@ -1,0 +1,183 @@
+"""A residual unit of a codec as one launch: a dilated convolution, Snake, a pointwise convolution, and its epilogue.
+
+What lies between the two convolutions stays in registers, which saves writing and reading it. That pays where there are
+few channels and many columns, as memory then limits the unit: see `unit_tile`. The knowledge of left contexts and
+epilogues is that of `ops.conv`."""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .activation import Rates
+from .conv import COPY_BLOCK, ConvTile, Epilogue, LeftContext, conv_reference
+from .device import Card
+from .dispatch import Operation, shrunk
+from .norm import pdl_options
+from .optional import tl, triton
+
+if triton is not None:
+    from .conv import copy_contexts, epilogue_of, saturate_to, snake_beta
+    from .norm import pdl_launch_dependents, pdl_wait
+
+MIN_ROWS = 65536
+"""The fewest columns of a batch for which one launch was measured to be faster than two."""
+
+TILES = {96: ConvTile(128, 64, 32, 32, 8, 4), 192: ConvTile(128, 128, 64, 64, 8, 4)}
+"""By channels. On an H100 in float16, 384 frames of a 12 Hz codec: 434 us in place of 553 (96 channels) and 406 in
+place of 437 (192); with 384 channels one launch is slower than two."""
+
+
+class UnitWeights(NamedTuple):
+    """The weights of a residual unit of C channels: `dilated` [taps, C, C] and `pointwise` [C, C], both contiguous by
+    output, their biases [C], and Snake's `rates` between them."""
+
+    dilated: Tensor
+    dilated_bias: Tensor
+    rates: Rates
+    pointwise: Tensor
+    pointwise_bias: Tensor
+
+
+def unit_tile(rows: int, channels: int, on: Card) -> ConvTile | None:
+    """The tile for a unit over `rows` columns, or None where two convolutions are faster or it does not fit `on`."""
+    tile = TILES.get(channels)
+    if tile is None or rows < MIN_ROWS or tile.stages_on(on) < tile.stages:
+        return None
+    return tile
+
+
+def residual_unit_reference(
+    x: Tensor, weights: UnitWeights, dilation: int, context: LeftContext, epilogue: Epilogue
+) -> tuple[Tensor | None, Tensor]:
+    """The unit of `x` [B, L + T, C] as two calls of `ops.conv.conv_reference`; returns what the second returns.
+    `context.history` is that of the dilated convolution, `context.next_history` and `left` are of the layer after."""
+    first = LeftContext(context.slots, context.history)
+    _, inner = conv_reference(x, weights.dilated, weights.dilated_bias, dilation, first, Epilogue(rates=weights.rates))
+    after = LeftContext(context.slots, None, context.next_history, context.left)
+    return conv_reference(inner, weights.pointwise[None], weights.pointwise_bias, 1, after, epilogue)
+
+
+if triton is not None:
+
+    @triton.jit
+    def _activated(acc, bias, rate, scale, channel, dtype: tl.constexpr):
+        # The activation between the two convolutions, rounded as it would be if it were stored.
+        y = acc + tl.load(bias + channel)[None, :]
+        y = snake_beta(y, tl.load(rate + channel)[None, :], tl.load(scale + channel)[None, :])
+        return saturate_to(y, dtype)
+
+    # Triton would specialise integer arguments that equal 1.
+    @triton.jit(do_not_specialize=["count", "columns", "length", "dilation", "tiles", "tail_blocks"])
+    def _residual_unit(
+        x, weight, bias, rate, scale, pointwise, pointwise_bias, residual, plain, active, gain, offset, next_rate,
+        next_scale, slots, history, next_history,
+        count, columns, length, dilation, active_step, active_start, tiles, tail_blocks,
+        TAPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EXTRA_N: tl.constexpr, BLOCK_K: tl.constexpr,
+        COPY_BLOCK_SIZE: tl.constexpr, ENABLE_PDL: tl.constexpr,
+    ):  # fmt: skip
+        # The C channels are BLOCK_N + EXTRA_N, as a block has a power of two.
+        C: tl.constexpr = BLOCK_N + EXTRA_N
+        pdl_wait(ENABLE_PDL)
+        program = tl.program_id(0)
+        if program >= tiles:
+            copy_contexts(
+                x, active, slots, history, next_history, program - tiles, count, columns, length, active_step,
+                active_start, tail_blocks, C, COPY_BLOCK_SIZE,
+            )  # fmt: skip
+        else:
+            rows = program * BLOCK_M + tl.arange(0, BLOCK_M)
+            # Rows past the end read the last one's; they are not stored.
+            row = tl.minimum(rows, count - 1)
+            batch = row // columns
+            column = row - batch * columns
+            k_offset = tl.arange(0, BLOCK_K)
+            main = tl.arange(0, BLOCK_N)
+            extra = BLOCK_N + tl.arange(0, EXTRA_N)
+            x_ptrs = x + (batch.to(tl.int64) * (length + columns) + column)[:, None] * C + k_offset[None, :]
+            w_ptrs = weight + main[:, None] * (TAPS * C) + k_offset[None, :]
+            extra_w_ptrs = weight + extra[:, None] * (TAPS * C) + k_offset[None, :]
+            acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+            extra_acc = tl.zeros((BLOCK_M, EXTRA_N), dtype=tl.float32)
+            STEPS_K: tl.constexpr = C // BLOCK_K
+            for step in range(TAPS * STEPS_K):
+                tap = step // STEPS_K
+                channel = (step % STEPS_K) * BLOCK_K
+                a = tl.load(x_ptrs + (tap * dilation * C + channel))
+                shift = tap * C + channel
+                acc = tl.dot(a, tl.trans(tl.load(w_ptrs + shift)), acc, input_precision="ieee")
+                extra_acc = tl.dot(a, tl.trans(tl.load(extra_w_ptrs + shift)), extra_acc, input_precision="ieee")
+            pdl_launch_dependents(ENABLE_PDL)
+            y = _activated(acc, bias, rate, scale, main, weight.dtype.element_ty)
+            extra_y = _activated(extra_acc, bias, rate, scale, extra, weight.dtype.element_ty)
+            squares = tl.zeros((BLOCK_M,), dtype=tl.float32)
+            main_w_ptrs, extra_w_ptrs = pointwise + main[:, None] * C, pointwise + extra[:, None] * C
+            out = tl.dot(y, tl.trans(tl.load(main_w_ptrs + main[None, :])), input_precision="ieee")
+            out = tl.dot(extra_y, tl.trans(tl.load(main_w_ptrs + extra[None, :])), out, input_precision="ieee")
+            epilogue_of(
+                out, rows, batch, column, 0, squares, pointwise_bias, residual, plain, active, gain, offset, next_rate,
+                next_scale, count, active_step, active_start, C, C, C, "none", None, BLOCK_N,
+            )  # fmt: skip
+            out = tl.dot(y, tl.trans(tl.load(extra_w_ptrs + main[None, :])), input_precision="ieee")
+            out = tl.dot(extra_y, tl.trans(tl.load(extra_w_ptrs + extra[None, :])), out, input_precision="ieee")
+            epilogue_of(
+                out, rows, batch, column, BLOCK_N, squares, pointwise_bias, residual, plain, active, gain, offset,
+                next_rate, next_scale, count, active_step, active_start, C, C, C, "none", None, EXTRA_N,
+            )  # fmt: skip
+
+
+def smaller_unit(tile: ConvTile) -> ConvTile | None:
+    """The next tile to try if `tile` cannot be launched: fewer stages, then fewer columns; None after the smallest."""
+    if tile.stages > 2:
+        return replace(tile, stages=tile.stages - 1)
+    return replace(tile, m=tile.m // 2) if tile.m > 16 else None
+
+
+def residual_unit_kernel(
+    x: Tensor,
+    weights: UnitWeights,
+    dilation: int,
+    context: LeftContext,
+    epilogue: Epilogue,
+    *,
+    tile: ConvTile | None = None,
+    shrink: int = 0,
+) -> tuple[Tensor | None, Tensor]:
+    """`residual_unit_reference` as one Triton kernel, of the channels in `TILES`. No gradient."""
+    taps, channels, _ = weights.dilated.shape
+    length = (taps - 1) * dilation
+    batch, columns = x.shape[0], x.shape[1] - length
+    assert x.is_contiguous()
+    assert weights.dilated.stride() == (channels, taps * channels, 1)
+    assert weights.pointwise.is_contiguous()
+    assert epilogue.norm_eps is None
+    assert epilogue.function == "none"
+    tile = shrunk(tile or TILES[channels], smaller_unit, shrink)
+    active = x.new_empty(batch, context.left + columns, channels)
+    if context.left and context.next_history is None:
+        active[:, : context.left].zero_()
+    plain = None if epilogue.plain is None else x.new_empty(batch, columns, channels, dtype=epilogue.plain)
+    tiles = triton.cdiv(batch * columns, tile.m)
+    tails = triton.cdiv(batch * length * channels, COPY_BLOCK) if context.history is not None else 0
+    heads = triton.cdiv(batch * context.left * channels, COPY_BLOCK) if context.next_history is not None else 0
+    (gain, offset), (next_rate, next_scale) = epilogue.affine or (None, None), epilogue.rates or (None, None)
+    _residual_unit[(tiles + tails + heads,)](
+        x=x, weight=weights.dilated, bias=weights.dilated_bias, rate=weights.rates[0], scale=weights.rates[1],
+        pointwise=weights.pointwise, pointwise_bias=weights.pointwise_bias, residual=epilogue.residual, plain=plain,
+        active=active, gain=gain, offset=offset, next_rate=next_rate, next_scale=next_scale, slots=context.slots,
+        history=context.history, next_history=context.next_history, count=batch * columns, columns=columns,
+        length=length, dilation=dilation, active_step=(context.left + columns) * channels,
+        active_start=context.left * channels, tiles=tiles, tail_blocks=tails, TAPS=taps, BLOCK_M=tile.m,
+        BLOCK_N=tile.n, EXTRA_N=tile.extra, BLOCK_K=tile.k, COPY_BLOCK_SIZE=COPY_BLOCK, num_warps=tile.warps,
+        num_stages=tile.stages, **pdl_options(x.device),
+    )  # fmt: skip
+    return plain, active
+
+
+residual_unit = Operation(
+    residual_unit_kernel,
+    residual_unit_reference,
+    lambda x, weights, *_, **__: weights.dilated.dtype in (torch.bfloat16, torch.float16),
+    can_shrink=True,
+)
