@@ -93,7 +93,7 @@ def create_app(client: Fleet, config: ServerConfig, on_failure: Callable[[Sonoro
     app.include_router(lexicon_routes(service))
     app.include_router(health_routes(service))
     app.include_router(local_routes(service))
-    app.include_router(playground_routes())
+    app.include_router(playground_routes(service))
     app.include_router(api_page_routes(app))
     return app
 

@@ -2,15 +2,25 @@
 
 The page asks nothing of any other host, and its policy forbids it to."""
 
+import asyncio
 import hashlib
 from importlib.resources import files
 
 from fastapi import APIRouter, Request, Response
 from starlette.exceptions import HTTPException
 
+from sonoro.core.errors import InvalidRequest
+from sonoro.server.playground.saved import KINDS, RATES, audio_file
+from sonoro.server.service import Service
+
 __all__ = ["playground_routes"]
 
-_KINDS = {"html": "text/html; charset=utf-8", "css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8"}
+_KINDS = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "mp3": "audio/mpeg",
+}
 
 _HEADERS = {
     # Asked for again each time, and answered with 304: a page and the script of another version would not fit.
@@ -23,12 +33,15 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 
+_MOST_SAVED_AT_ONCE = 2
 
-def playground_routes() -> APIRouter:
-    """The page at /, and what it loads from /playground."""
+
+def playground_routes(service: Service) -> APIRouter:
+    """The page at /, what it loads from /playground, and the files that it saves speech in."""
     router = APIRouter(include_in_schema=False)
     names = [entry.name for entry in files(__name__).iterdir()]
     assets = {name: _Asset(name) for name in names if name.rpartition(".")[2] in _KINDS}
+    saving = asyncio.Semaphore(_MOST_SAVED_AT_ONCE)
 
     @router.get("/")
     async def page(request: Request) -> Response:
@@ -39,6 +52,18 @@ def playground_routes() -> APIRouter:
         if name not in assets:
             raise HTTPException(404, "Not Found")
         return assets[name].answer(request)
+
+    @router.post("/playground/{kind}", dependencies=service.keys.required)
+    async def save(request: Request, kind: str) -> Response:
+        """The PCM16 of the body, at the rate that the query names, as a file of `kind`."""
+        if kind not in KINDS:
+            raise HTTPException(404, "Not Found")
+        rate = request.query_params.get("rate", "")
+        if rate not in map(str, RATES):
+            raise InvalidRequest("rate", rate[:20], f"it must be one of {', '.join(map(str, RATES))}")
+        async with service.speech.bodies.body(request, service.config.max_body_bytes) as pcm, saving:
+            file = await asyncio.to_thread(audio_file, kind, pcm, int(rate))
+        return Response(file, media_type=KINDS[kind][2])
 
     return router
 

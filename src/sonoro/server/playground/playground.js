@@ -1,22 +1,34 @@
-// The page: what is typed goes to the speech API, and what comes back is heard, drawn and counted as it arrives. Where
-// the model tells when its words are spoken, the one that is heard is marked.
+// The page: what is typed goes to the speech API; what comes back is heard, shown and kept.
 
-import { BAR_S, Player, asWav, record, wav } from "./audio.js";
+import { ask, useKey } from "./api.js";
+import { srt } from "./captions.js";
+import { Clone } from "./clone.js";
+import { Editor, pronunciations } from "./editor.js";
+import { History } from "./history.js";
+import { Panel } from "./panel.js";
+import { Player } from "./player.js";
+import * as snippets from "./snippets.js";
+import { receive, soundFields, takeOf } from "./speech.js";
+import { wav } from "./take.js";
+import { Voices, named } from "./voices.js";
 
-const REFERENCE_HZ = 24000;
 const RETRY_MS = 1000;
+const KEPT_MS = 60_000; // how long a file that is being saved is held
+const FILE_HZ = [8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000];
 
 const page = Object.fromEntries([...document.querySelectorAll("[id]")].map((element) => [element.id, element]));
 
 let model = null; // what /v1/models says of it
-let player = null; // of the speech heard last
-let speaking = null; // the AbortController of a speech under way
-let letters = []; // what is spoken, by code point, as the places of words are counted
-let words = []; // of it, those that are known to be spoken when
-let reference = null; // a recording to speak like, as a data: URL
-let endRecording = null; // what ends the recording under way
-let isAsking = false; // for the microphone
-let retry = null; // the timer of the next attempt to find a model
+let making = null; // the AbortController of speech that is being made
+let retry = 0; // the timer of the next attempt to find a model
+const ends = new WeakMap(); // what to say when a take has been heard
+
+const player = new Player();
+const panel = new Panel(page, player);
+const voices = new Voices(page.cards, { onHear: () => player.pause(), onChange: () => page.error.replaceChildren() });
+const editor = new Editor(page, refresh);
+const clone = new Clone(page, { tell, fail, onChange: refresh });
+const history = new History(page.takes, open);
 
 // The model -----------------------------------------------------------------------------------------------------------
 
@@ -24,225 +36,190 @@ let retry = null; // the timer of the next attempt to find a model
 async function connect() {
   clearTimeout(retry);
   try {
-    const [models, voices] = await Promise.all([ask("v1/models"), ask("v1/audio/voices")]);
-    offer(models.data[0], voices.voices);
-    tell("Ready.");
+    useKey(page.key.value);
+    const asked = await Promise.all([ask("v1/models"), ask("v1/audio/voices")]);
+    const [models, listed] = await Promise.all(asked.map((answer) => answer.json()));
+    offer(models.data[0], listed);
+    if (!player.take) tell("Ready.");
   } catch (error) {
     model = null;
-    page.speak.disabled = true;
     page.model.textContent = error.message;
     if (error.status === 401) page.access.open = true;
     else retry = setTimeout(connect, RETRY_MS);
   }
+  page.header.classList.toggle("ready", model !== null);
+  refresh();
 }
 
-function offer(found, voices) {
+function offer(found, { voices: listed, uploaded_voices: uploaded }) {
   model = found;
   page.model.textContent = `${model.id} · ${model.sample_rate / 1000} kHz`;
-  page.voice.replaceChildren(...voices.map((voice) => new Option(voice.name, voice.id)));
+  voices.show(model.id, listed);
+  page.voices.hidden = listed.length === 0;
+  const own = new Set(uploaded.map(({ name }) => name));
+  editor.offer(listed.filter(({ id }) => !own.has(id)));
   page.language.replaceChildren(...model.languages.map((language) => new Option(language)));
-  page.voices.hidden = voices.length === 0;
+  page.languages.hidden = model.languages.length < 3; // auto and the only one
   page.instructing.hidden = !model.accepts_instructions;
   page.cloning.hidden = !model.voice_modes.includes("cloned");
-  page.speak.disabled = speaking !== null;
-  count();
-}
-
-/** Ask the server. Throws an `Error` in words, with the answer's status if there was one. */
-async function ask(path, { signal, body } = {}) {
-  // A header's characters are bytes; the server compares those of UTF-8.
-  const key = String.fromCharCode(...new TextEncoder().encode(page.key.value));
-  const headers = key ? { Authorization: `Bearer ${key}` } : {};
-  const post = body && { method: "POST", body: JSON.stringify(body) };
-  if (post) headers["Content-Type"] = "application/json";
-  const answer = await fetch(path, { headers, signal, cache: "no-store", ...post }).catch((error) => {
-    throw error.name === "AbortError" ? error : new Error("The server cannot be reached.");
-  });
-  if (answer.ok) return post ? answer : answer.json();
-  const said = await answer.json().catch(() => null);
-  const message = said?.error?.message ?? `The server answered ${answer.status} ${answer.statusText}.`;
-  throw Object.assign(new Error(message), { status: answer.status });
+  page.uncloned.hidden = !page.cloning.hidden;
 }
 
 // Speech --------------------------------------------------------------------------------------------------------------
 
-/** What is asked for, from the fields that the model has. */
-function request() {
-  const body = { input: page.text.value, response_format: "pcm", language: page.language.value };
-  Object.assign(body, { stream_format: "sse", timestamps: ["word"] });
+/** What is asked for, from the fields that the model has. Throws what to tell the user. */
+async function request() {
+  const body = {};
+  const said = pronunciations(page.rules.value);
+  if (editor.isLines) body.inputs = editor.lines;
+  else body.input = editor.text;
+  if (!clone.isSet && !editor.isLines && voices.value) body.voice = voices.value;
+  if (!page.languages.hidden) body.language = page.language.value;
   if (!page.instructing.hidden && page.instructions.value.trim()) body.instructions = page.instructions.value;
-  if (reference) {
-    const said = page.transcript.value.trim();
-    Object.assign(body, { ref_audio: reference }, said ? { ref_text: said } : { x_vector_only_mode: true });
-  } else if (!page.voices.hidden) {
-    body.voice = page.voice.value;
+  if (said) body.lexicons = [said];
+  if (page.seed.value) body.seed = Number(page.seed.value);
+  if (!editor.isLines) Object.assign(body, clone.fields);
+  return { ...body, ...(await soundFields(page.sound.value, model.sample_rate)) };
+}
+
+function speaker() {
+  if (editor.isLines) {
+    const cast = new Set(editor.lines.map(({ voice }) => voice));
+    return voices.voices.filter(({ id }) => cast.has(id)).map(named).join(", ");
   }
-  return body;
+  if (clone.isSet) return "Your recording";
+  const voice = voices.voices.find(({ id }) => id === voices.value);
+  return voice ? named(voice) : model.id;
 }
 
 async function speak() {
-  if (speaking || !model) return;
-  const pressedMs = performance.now();
-  const heard = new Player(model.sample_rate);
-  player?.close();
-  player = heard;
-  speaking = new AbortController();
-  begin();
+  if (page.speak.disabled) return;
+  const { signal } = (making = new AbortController());
+  let take = null;
   try {
-    const { signal } = speaking;
-    const answer = await ask("v1/audio/speech", { signal, body: request() });
-    const reason = await hear(events(answer), heard, pressedMs);
-    tell("Speaking.");
-    await Promise.race([heard.finished(), new Promise((resolve) => signal.addEventListener("abort", resolve))]);
-    if (!signal.aborted) mark(null);
+    const { text } = editor;
+    take = takeOf({ text, speaker: speaker(), body: await request(), rate: model.sample_rate });
+    voices.stop();
+    show(take);
+    clearFigures(take);
+    player.play();
+    page.player.scrollIntoView({ block: "nearest", behavior: "smooth" });
+    refresh();
+    const reason = await receive(take, { signal, note: (found) => figure(take, found), onWords: () => shows(take) && panel.addWords() });
+    take.finish();
     const cut = { length: " It reached its limit.", runaway: " It ran away, and was cut off." }[reason] ?? "";
-    tell(`${signal.aborted ? "Stopped after" : "Spoke"} ${heard.durationS.toFixed(1)} s.${signal.aborted ? "" : cut}`);
+    ends.set(take, `Spoke ${take.durationS.toFixed(1)} s.${cut}`);
   } catch (error) {
-    heard.stop();
-    if (error.name === "AbortError") tell(`Stopped after ${heard.durationS.toFixed(1)} s.`);
-    else fail(heard.length ? `The speech was cut off: ${error.message}` : error.message);
+    take?.finish(error.name === "AbortError" ? take.heard : take.length);
+    if (take) ends.set(take, `${error.name === "AbortError" ? "Stopped after" : "Cut off after"} ${take.durationS.toFixed(1)} s.`);
+    if (error.name === "AbortError") tell(ends.get(take) ?? "");
+    else fail(take?.length ? `The speech was cut off: ${error.message}` : error.message);
   } finally {
-    end(heard);
+    making = null;
+    if (take) figure(take, {});
+    if (take?.length) history.add(take);
+    if (take && !take.length && shows(take)) player.pause();
+    refresh();
   }
 }
 
-/** The events of `answer`, as they come. Throws what the server says went wrong. */
-async function* events(answer) {
-  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  for (let part = await reader.read(); !part.done; part = await reader.read()) {
-    const parts = (rest + part.value).split("\n\n");
-    rest = parts.pop();
-    for (const one of parts) {
-      const event = JSON.parse(one.slice("data: ".length));
-      if (event.type === "error") throw new Error(event.error.message);
-      yield event;
-    }
-  }
-}
-
-/** Play the PCM of `events` as it comes, and say how fast that is. Returns why the speech ended. */
-async function hear(events, heard, pressedMs) {
-  let reason = "stop";
-  for await (const event of events) {
-    if (event.type === "speech.words") words.push(...event.words);
-    if (event.type === "speech.audio.done") reason = event.finish_reason;
-    if (event.type !== "speech.audio.delta") continue;
-    const elapsedMs = performance.now() - pressedMs;
-    if (!heard.length) {
-      page.first.textContent = `${elapsedMs.toFixed(0)} ms`;
-      tell("Speaking.");
-    }
-    heard.feed(Uint8Array.from(atob(event.audio), (byte) => byte.charCodeAt(0)));
-    page.rtf.textContent = (elapsedMs / 1000 / heard.durationS).toFixed(2);
-    page.audio.textContent = `${heard.durationS.toFixed(1)} s`;
-  }
-  return reason;
-}
-
-/** Be silent at once; the server is told by the request that breaks off. */
+/** Be silent at once, and keep what was heard; the server is told by the request that breaks off. */
 function stop() {
-  player?.stop();
-  speaking?.abort();
+  const wasRunning = player.isRunning;
+  player.pause();
+  voices.stop();
+  making?.abort();
+  if (!making && wasRunning) tell(`Stopped after ${(player.position / player.take.rate).toFixed(1)} s.`);
 }
 
-function begin() {
-  page.speak.disabled = page.download.disabled = true;
-  page.stop.disabled = false;
-  page.error.textContent = "";
-  for (const figure of [page.first, page.rtf, page.audio]) figure.textContent = "–";
-  [letters, words] = [[...page.text.value], []];
-  page.spoken.hidden = true;
-  tell("Waiting for the first packet.");
-  requestAnimationFrame(draw);
+function shows(take) {
+  return player.take === take;
 }
 
-function end(heard) {
-  speaking = null;
-  page.speak.disabled = !model;
-  page.stop.disabled = true;
-  page.download.disabled = heard.length === 0;
-  page.audio.textContent = `${heard.durationS.toFixed(1)} s`;
+function show(take) {
+  player.open(take);
+  panel.open(take);
 }
 
-function download() {
+/** Hear `take` again. */
+function open(take) {
+  page.error.replaceChildren();
+  voices.stop();
+  show(take);
+  history.select(take);
+  player.play();
+  refresh();
+}
+
+player.addEventListener("change", () => {
+  const { state, take, position } = player;
+  page.stop.disabled = !making && !player.isRunning;
+  if (page.error.textContent) return;
+  if (state === "buffering" && !take.length) tell("Waiting for the first packet.");
+  else if (state === "buffering" && position && !take.isWhole) tell("Buffering …");
+  else if (state === "playing") tell("Speaking.");
+  else if (state === "ended") tell(ends.get(take));
+  else if (state === "paused" && position) tell("Paused.");
+  if (take) page.stalls.textContent = player.stalls;
+});
+
+// Figures for engineers -----------------------------------------------------------------------------------------------
+
+function clearFigures(take) {
+  for (const name of ["first", "rtf", "audio", "need", "stalls"]) page[name].textContent = "–";
+  page.coding.textContent = take.body.response_format;
+}
+
+/** Show what was measured of `take`, if it is the one that is shown. */
+function figure(take, { firstMs, elapsedMs, bytes }) {
+  if (!shows(take)) return;
+  if (firstMs) page.first.textContent = `${firstMs.toFixed(0)} ms`;
+  if (elapsedMs) page.rtf.textContent = (elapsedMs / 1000 / take.durationS).toFixed(2);
+  if (bytes) page.need.textContent = `${((bytes * 8) / 1000 / take.durationS).toFixed(0)} kbit/s`;
+  page.audio.textContent = `${take.durationS.toFixed(1)} s`;
+  page.stalls.textContent = player.stalls;
+}
+
+// Files and code ------------------------------------------------------------------------------------------------------
+
+/** Save what the player holds as a file of `kind`. */
+async function save(kind) {
+  const { take } = player;
+  const rate = FILE_HZ.includes(model?.sample_rate) ? model.sample_rate : 48_000;
+  if (kind === "srt" && !take.words.length) throw new Error("This model tells no word times, so there are no captions.");
+  if (kind === "srt") give(new Blob([srt(take)], { type: "text/plain" }), kind);
+  else if (kind === "wav") give(wav(await take.pcm(rate), rate), kind);
+  else give(await (await ask(`playground/${kind}?rate=${rate}`, { pcm: await take.pcm(rate) })).blob(), kind);
+  tell(`Saved speech.${kind}.`);
+}
+
+function give(file, kind) {
   const link = document.createElement("a");
-  link.href = URL.createObjectURL(wav(player.samples(), player.sampleRate));
-  link.download = "speech.wav";
+  link.href = URL.createObjectURL(file);
+  link.download = `speech.${kind}`;
   link.click();
-  setTimeout(URL.revokeObjectURL, RETRY_MS, link.href);
+  setTimeout(URL.revokeObjectURL, KEPT_MS, link.href);
 }
 
-/** Draw how loud what arrived is, what was played of it in full colour, and again while there is speech. */
-function draw() {
-  const { width, height } = page.wave;
-  const pen = page.wave.getContext("2d");
-  const step = width / Math.max(player.bars.length, 100);
-  const played = player.played / player.sampleRate / BAR_S;
-  pen.clearRect(0, 0, width, height);
-  pen.fillStyle = getComputedStyle(page.wave).color;
-  player.bars.forEach((peak, index) => {
-    pen.globalAlpha = index < played ? 1 : 0.35;
-    const tall = Math.max(2, height * Math.sqrt(peak));
-    pen.fillRect(index * step, (height - tall) / 2, step * 0.7, tall);
-  });
-  if (!speaking) return;
-  mark(words.findLast((word) => word.start_s * player.sampleRate <= player.played) ?? null);
-  requestAnimationFrame(draw);
+/** Copy the request behind the player, or else the one that Speak would send, as code. */
+async function copy(kind, label) {
+  const body = player.take?.body ?? (await request());
+  const facts = { url: new URL(".", location.href).href, model: model?.id ?? "tts-1", hasKey: Boolean(page.key.value) };
+  await toClipboard(snippets[kind](body, facts));
+  tell(`Copied as ${label}.`);
 }
 
-/** Mark `word` in the text that is spoken, or nothing. The text is shown from the first word on. */
-function mark(word) {
-  page.spoken.hidden = words.length === 0;
-  const { start, end } = word ?? { start: letters.length, end: letters.length };
-  page.spoken.title = word?.is_estimated ? "estimated" : "";
-  page.before.textContent = letters.slice(0, start).join("");
-  page.word.textContent = letters.slice(start, end).join("");
-  page.after.textContent = letters.slice(end).join("");
-}
-
-// A recording to speak like -------------------------------------------------------------------------------------------
-
-async function toggleRecording() {
-  if (endRecording) {
-    const recorded = endRecording();
-    endRecording = null;
-    showRecording();
-    await take(await recorded);
-  } else if (!isAsking) {
-    isAsking = true;
-    endRecording = await record().finally(() => (isAsking = false));
-    showRecording();
+async function toClipboard(text) {
+  if (navigator.clipboard) {
+    await navigator.clipboard.writeText(text);
+    return;
   }
-}
-
-function showRecording() {
-  page.record.textContent = endRecording ? "End the recording" : "Record";
-  page.record.classList.toggle("recording", endRecording !== null);
-}
-
-/** Use `file` as the reference; the server reads what it becomes here, whatever it was. */
-async function take(file) {
-  const sound = await asWav(file, REFERENCE_HZ);
-  reference = await new Promise((resolve) => {
-    const reader = new FileReader();
-    reader.addEventListener("load", () => resolve(reader.result));
-    reader.readAsDataURL(sound);
-  });
-  page.recording.src = URL.createObjectURL(sound);
-  page.recording.hidden = page.forget.hidden = false;
-  page.voice.disabled = true;
-  tell("The recording is the voice.");
-}
-
-function forget() {
-  reference = null;
-  page.file.value = "";
-  URL.revokeObjectURL(page.recording.src);
-  page.recording.removeAttribute("src");
-  page.recording.hidden = page.forget.hidden = true;
-  page.voice.disabled = false;
-  tell("The recording is removed.");
+  // On a page from http:// there is no other way.
+  const field = Object.assign(document.createElement("textarea"), { value: text, className: "unseen" });
+  document.body.append(field);
+  field.select();
+  document.execCommand("copy");
+  field.remove();
 }
 
 // The page itself -----------------------------------------------------------------------------------------------------
@@ -256,32 +233,73 @@ function fail(words) {
   page.error.textContent = words;
 }
 
-function count() {
-  page.count.textContent = model ? `${[...page.text.value].length} of ${model.max_characters}` : "";
+/** Bring counter and buttons up to date; an old error goes. */
+function refresh() {
+  const [count, limit] = [editor.count, model?.max_characters ?? Infinity];
+  const over = count - limit;
+  const number = (value) => value.toLocaleString("en");
+  page.count.textContent = model ? `${number(count)} of ${number(limit)}${over > 0 ? `: ${number(over)} too many` : ""}` : "";
+  page.count.classList.toggle("over", over > 0);
+  page.speak.disabled = !model || making !== null || over > 0 || !editor.text.trim();
+  page.stop.disabled = !making && !player.isRunning;
+  voices.isFixed = clone.isSet || editor.isLines;
+  page.unchosen.hidden = !editor.isLines;
 }
 
-/** `action` as a listener, whose errors are told. */
+/** `action` as a listener; an old error goes, and its own is told. */
 function telling(action) {
   return (event) => {
-    page.error.textContent = "";
+    page.error.replaceChildren();
     return Promise.resolve(action(event)).catch((error) => fail(error.message));
   };
+}
+
+/** Keys for the whole page, where nothing else takes them. */
+function pressed(event) {
+  const { target, key } = event;
+  if (event.defaultPrevented || event.isComposing) return;
+  if (key === "Enter" && (event.ctrlKey || event.metaKey)) {
+    event.preventDefault();
+    page.form.requestSubmit(page.speak.disabled ? null : page.speak);
+  } else if (key === "Escape") {
+    stop();
+  } else if (!target.closest("input, textarea, select, button, summary, audio, label") && !event.ctrlKey && !event.altKey && !event.metaKey) {
+    const action = { " ": () => player.toggle(), ArrowLeft: () => panel.step(-1), ArrowRight: () => panel.step(1) }[key];
+    if (!action || !player.take) return;
+    event.preventDefault();
+    action();
+  }
+}
+
+async function dropped(event) {
+  event.preventDefault();
+  page.sheet.classList.remove("over");
+  const { files } = event.dataTransfer;
+  if (files.length) await editor.read(files[0]);
 }
 
 page.form.addEventListener("submit", (event) => {
   event.preventDefault();
   telling(speak)();
 });
-page.text.addEventListener("input", count);
-page.text.addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) page.form.requestSubmit();
+document.addEventListener("input", () => page.error.replaceChildren());
+page.stop.addEventListener("click", telling(stop));
+page.cards.addEventListener("failure", ({ detail }) => fail(detail));
+for (const button of page.saves.querySelectorAll("button")) {
+  button.addEventListener("click", telling(() => save(button.dataset.kind)));
+}
+for (const button of page.copies.querySelectorAll("button")) {
+  button.addEventListener("click", telling(() => copy(button.dataset.kind, button.textContent)));
+}
+page.textfile.addEventListener("click", () => (page.textfile.value = ""));
+page.textfile.addEventListener("change", telling(async () => page.textfile.files.length && editor.read(page.textfile.files[0])));
+page.sheet.addEventListener("dragover", (event) => {
+  event.preventDefault();
+  page.sheet.classList.add("over");
 });
-page.stop.addEventListener("click", stop);
-page.download.addEventListener("click", download);
-page.record.addEventListener("click", telling(toggleRecording));
-page.file.addEventListener("click", () => (page.file.value = "")); // the same file may be chosen again
-page.file.addEventListener("change", telling(() => page.file.files.length && take(page.file.files[0])));
-page.forget.addEventListener("click", forget);
+page.sheet.addEventListener("dragleave", () => page.sheet.classList.remove("over"));
+page.sheet.addEventListener("drop", telling(dropped));
+document.addEventListener("keydown", pressed);
 page.key.addEventListener("change", () => {
   sessionStorage.setItem("key", page.key.value);
   connect();
