@@ -92,7 +92,7 @@ class Cycle(RequestResponseCycle):
             name.lower() != b"content-length" for name, _ in message["headers"]
         ):
             self._ends_with_connection, self.chunked_encoding = True, False
-        self._out.is_head = True
+        self._out.is_head = self.scope["method"] != "HEAD"  # which no part of a body follows
         try:
             await super().send(message)
         finally:
