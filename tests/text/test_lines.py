@@ -35,6 +35,7 @@ READ = (
         r"At $90^\circ$, $x_{n+1} \approx \alpha^{-1}$.",
         "At ninety degrees, x n plus one is about alpha to the power of minus one.",
     ),
+    ("[T]he Ph[oe]nicians, arr[i]", "The Phoenicians, arr, i."),
     ("So nice :D and :)", "So nice, and."),
     (">90% of users\n>5 things", "more than ninety percent of users more than five things."),
     ("> quoted\n\nafter", "quoted. after."),

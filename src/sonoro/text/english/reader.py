@@ -30,6 +30,7 @@ _PLAIN = re.compile(
 _BEHIND_DOT = re.compile(r"\d|\.?/")
 """What makes a dot or an apostrophe begin a class: .5, '80s, ./run, ../up."""
 
+_OWNER = re.compile(r"'s(?!\w)")
 _MARKS = "?!.,"
 _KEPT_TEXTS = 16
 """Texts whose reading is kept: a caller may ask for remarks about a text that is then spoken."""
@@ -152,6 +153,8 @@ def _candidates(text: str, start: int, end: int) -> Iterator[Candidate]:
         kind = "sign"
         said = None if first in _SUPERSCRIPTS else read_sign(text, start, end)
         yield Candidate(end, SIGN, (Piece(said, start, end),) if said else ())
+        if first == "'" and _OWNER.match(text, start) and text[start - 1 : start].isalnum():
+            yield Candidate(start + 2, 0.0, (Piece("'s", start, start + 2),))
         if first in ',;:!?"' or (first in ".'" and not _BEHIND_DOT.match(text, end)):
             return
     for recognise in _recognisers(kind):

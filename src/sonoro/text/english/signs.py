@@ -16,6 +16,7 @@ _NAMED = pairs(
     "∈ = in | ∉ = not in | ∀ = for all | ∃ = there is | ∩ = intersected with | ∪ = united with | ⊂ = is a subset of | "
     "⊆ = is a subset of | ∧ = and | ∨ = or | ¬ = not | ∝ = is proportional to | ≡ = is equivalent to | ∼ = about | "
     "− = minus | Å = angstroms | "
+    "∠ = angle | ⊥ = is perpendicular to | ∥ = is parallel to | ∴ = therefore | ∅ = the empty set | "
     "﹣ = dash | ․ = dot | ＊ = star | ↔ = to and from | ↑ = up | ↓ = down | "
     "!= = is not equal to | == = equals"
 )

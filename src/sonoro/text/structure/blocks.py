@@ -65,6 +65,9 @@ _NUMBERED = re.compile(r"(?<=\A[A-Z\d])[.](?= \S)|(?<=\A[\dIVX]{2})[.](?= \S)")
 """Behind the number or the letter of a heading."""
 
 _EMOTICON = re.compile(r"(?<=\s)[:;]['-]?[DPpOoSs)(/\\|*]+(?=\s|\Z)")
+_BRACKETED = re.compile(r"(?<=[A-Za-z])\[[a-z]{1,6}\](?=[a-z])|(?<![\w\]])\[[A-Z]\](?=[a-z])")
+"""Letters that an editor put into a word: Ph[oe]nicians, [T]he."""
+
 _BOX = re.compile(r"\A\[[ xX]\][ \t]+")
 _PROMPT = re.compile(
     r"(?m)^\$ (?=(?:pip3?|npm|git|cd|sudo|python3?|curl|make|docker|uv|cargo|ls|export|brew|apt)\b|\./)"
@@ -77,6 +80,8 @@ def _without_signs(block: Block) -> Block:
         block = _replaced(block, _FOOTNOTE, lambda _: "")
     if block.kind == Kind.ITEM and block.text.startswith("["):
         block = _replaced(block, _BOX, lambda _: "")
+    if "]" in block.text:
+        block = _replaced(block, _BRACKETED, lambda found: found[0][1:-1])
     if ":" in block.text or ";" in block.text:
         block = _replaced(block, _EMOTICON, lambda _: ",")
     if block.kind == Kind.HEADING:

@@ -57,6 +57,7 @@ _NEEDS_DOT = frozenset(["cl", "amend", "op", "p", "pp", "art", "sec", "para", "n
 _WORDS = pairs(
     "w/o = without | et al. = et al | et seq. = et seq | etc = et cetera | A/C = ay C | "
     "E.g. = For example | I.e. = That is | N.B. = Note | N.b. = Note | "
+    "Lt. Gov. = Lieutenant Governor | Maj. Gen. = Major General | Brig. Gen. = Brigadier General | "
     "tel. no. = telephone number | Tel. no. = Telephone number | "
     "y/o = years old | c/o = care of | b/c = because | n/a = not applicable | "
     "N/A = not applicable | Ctrl = Control | aka = also known as | a.k.a. = also known as | e.g. = for example | "

@@ -27,11 +27,15 @@ _STREET = re.compile(
     rf"(?P<kind>(?i:{_KINDS})|{_FULL})(?![A-Za-z])(?P<dot>\.)?"
 )
 _AFTER_NAME = re.compile(rf"(?P<kind>{_KINDS})(?![A-Za-z])(?P<dot>\.)?")
-_NAME_BEFORE = re.compile(r"\b(?:[A-Z][a-z'.]*|\d+(?:st|nd|rd|th))\s$")
-_COMMON_BEFORE = re.compile(rf"\b(?:{STARTERS}|And|Of|In|Great|Old|Little)\s$")
+_NAME_BEFORE = re.compile(r"\b(?:[A-Z][a-z']*|[A-Z]\.|\d+(?:st|nd|rd|th))\s$")
+_COMMON_BEFORE = re.compile(rf"\b(?:{STARTERS}|And|Of|In|Great|Old|Little|Good|Dear|Holy)\s$")
 """Words before the St. of a saint rather than of a street: How St. Piran came."""
 
 _SIDE = re.compile(r"(?P<side>[NSEW])\.?(?=\s\d{1,3}(?:st|nd|rd|th)\s(?:St|Ave|Street|Avenue)\b)")
+_SIDE_NAME = re.compile(
+    r"(?P<side>[NSEW])\.(?=\s[A-Z][a-z]+\s(?:St|Ave|Rd|Blvd|Dr|Ln|Street|Avenue|Road|Boulevard|Drive|Lane)\b)"
+)
+_PARTY = re.compile(r"(?P<party>[DRI])-(?P<state>[A-Z]{2})(?=\))")
 _STATES = pairs(
     "AL = Alabama | AK = Alaska | AZ = Arizona | AR = Arkansas | CA = California | CO = Colorado | CT = Connecticut | "
     "DE = Delaware | FL = Florida | GA = Georgia | HI = Hawaii | ID = Idaho | IL = Illinois | IN = Indiana | "
@@ -51,7 +55,7 @@ _ZIP = re.compile(r"(?P<word>(?i:zip(?: code)?):?) (?P<zip>\d{5})(?P<more>-\d{4}
 _POSTCODE = re.compile(r"[A-Z]{1,2}\d[A-Z\d]? \d[A-Z]{2}(?![\w])")
 WORDS = frozenset([*_STREETS, "zip"])
 _JOINED = re.compile(r"[\w.,$£€#/-]$")
-_AFTER_PLACE = re.compile(r"[a-z], $")
+_AFTER_PLACE = re.compile(r"[a-z]\.?, $")
 
 
 def recognise(text: str, at: int) -> Iterator[Candidate]:
@@ -64,7 +68,9 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         yield whole(
             found, SURE / 4, _STREETS[found["kind"]], mark="." * (bool(found["dot"]) and _ends(text, found.end()))
         )
-    if found := _SIDE.match(text, at):
+    if (found := _PARTY.match(text, at)) and found["state"] in _STATES:
+        yield pieces(found, SURE / 2, (found["party"], "party"), (_STATES[found["state"]], "state"))
+    if found := _SIDE.match(text, at) or _SIDE_NAME.match(text, at):
         yield pieces(found, SURE / 2, (_COMPASS[found["side"]], "side"))
     if found := _STATE.match(text, at):
         is_placed = _AFTER_PLACE.search(context) and re.match(r"\s*(?:[.,;)\n]|$)", after(text, found.end()))
@@ -131,6 +137,10 @@ EXAMPLES = (
     ),
     ("42nd St. & W. 34th St.", "forty second Street and West thirty fourth Street."),
     ("123 Smth St, City, NY", "one twenty three Smth Street, City, New York."),
-    ("How St. Piran came to Elm St.", "How Saint Piran came to Elm Street."),
+    (
+        "How St. Piran came to Elm St. Good St. Ann. St. Ann is",
+        "How Saint Piran came to Elm Street. Good Saint Ann. Saint Ann is.",
+    ),
+    ("on N. Main St., NY; Lee (D-MA)", "on North Main Street, New York, Lee, D Massachusetts."),
     ("Doctor Smith lives on Elm Dr.", "Doctor Smith lives on Elm Drive."),
 )

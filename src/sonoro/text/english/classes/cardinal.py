@@ -14,7 +14,7 @@ STARTS = ("digit", "sign")
 _NUMBER = re.compile(rf"(?P<minus>-)?(?P<number>{FORM})(?![\d])")
 _MINUS = re.compile(r"(?:^|[\s(\[{=:;,/\"?!—–|]|\bto\s)$")
 _CONTINENTAL = re.compile(r"\d{1,3}(?:\.\d{3}){1,6}+(?:,\d{1,2})?(?![.,]?\d)")
-_SHORT_SCALE = re.compile(rf"(?P<number>{FORM})(?P<scale>[kM]|bn|tn)(?![\w'])")
+_SHORT_SCALE = re.compile(rf"(?P<number>{FORM})(?P<scale>[kM]|\s?(?:bn|tn))(?![\w'])")
 _SCALE_RANGE = re.compile(
     rf"(?P<low>{FORM})(?P<scale1>[kMB])?(?P<to>-|–)(?P<number>{FORM})(?P<scale>[kMB]|bn|tn)(?![\w'])"
 )
@@ -52,7 +52,9 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     if (found := _COMMA.match(text, at)) and not _AFTER_DIGITS.search(before(text, at, 1)):
         yield whole(found, POSSIBLE, decimal(found[0].replace(",", ".")))
     if found := _SHORT_SCALE.match(text, at):
-        yield pieces(found, LIKELY, (decimal(found["number"]), "number"), (_SCALES[found["scale"].lower()], "scale"))
+        yield pieces(
+            found, LIKELY, (decimal(found["number"]), "number"), (_SCALES[found["scale"].strip().lower()], "scale")
+        )
     if (found := _SCALE_RANGE.match(text, at)) and not _IN_RANGE.search(before(text, at, 1)):
         low = decimal(found["low"]) + (f" {_SCALES[found['scale1'].lower()]}" if found["scale1"] else "")
         high = (decimal(found["number"]), "number"), (_SCALES[found["scale"].lower()], "scale")

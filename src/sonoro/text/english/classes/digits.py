@@ -16,15 +16,16 @@ _ANY_RUN = re.compile(r"\d+", re.ASCII)
 _RUN = re.compile(r"\d++(?![.,]?\d)")
 _SPELLED = re.compile(
     r"""(?ix) \b (?: end(?:ing|s)(?:[ ](?:in|with))? | codes? | pin | otp | zip | dial(?:ed)? | password | passcode
-    | cvv | cvc | acct | ref | pnr | ext(?:ension)? | text(?=[ ]\d{5,}) | text[ ](?-i:[A-Z\d]{2,12})[ ]to
+    | cvv | cvc | acct | ref | pnr | ext(?:ension)? | text[ ](?-i:[A-Z\d]{2,12})[ ]to
     | (?:serial | account | reference | confirmation | order | tracking)(?:[ ]number)? )
     \.? [:#\ ]* (?:is[ ]|was[ ])? \#? $"""
 )
 _COUNTED = re.compile(r" (?:lines|words|characters|bytes|pages|people|times)\b")
 _CALL = re.compile(r"(?i)\b(?:call|calls|called|calling|dial|dialed|ring|phone|text|calls? to)\s$")
+_TEXTED = re.compile(r"(?i)\btext\s$")
 _CALLED = re.compile(r" (?:calls?|callers?|operators?|dispatch(?:ers?)?|centers?|emergency|hotline|lifeline)\b")
 _PAIRED = re.compile(
-    r"(?i)\b(?:room|rooms|suite|apartment|apt\.?|flight|flights|route|highway|interstate|bus|gate|channel|boeing|airbus|"
+    r"(?i)\b(?:room|rooms|suite|apartment|apt\.?|flight|flights|route|highway|hwy\.?|interstate|bus|gate|channel|boeing|airbus|"
     r"form|office|xbox|levi'?s|fahrenheit|amtrak|tram|train|port|error|status|locker|unit|peugeot|porsche|building)\s#?$"
 )
 _NAMED = re.compile(r"(?<![\w.$£€&-])(?!(?:AD|BC|CE|USD|EUR|GBP|CHF|JPY|ISBN|FY) )[A-Z]{2,5}\s$")
@@ -70,7 +71,8 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     found = _RUN.match(text, at)
     if found is None or _AFTER_DIGITS.search(before(text, at, 1)):
         return
-    if _SPELLED.search(context) and not _COUNTED.match(after(text, found.end())):
+    is_texted = len(found[0]) > 4 and _TEXTED.search(context)
+    if is_texted or (_SPELLED.search(context) and not _COUNTED.match(after(text, found.end()))):
         yield whole(found, SURE, digits(found[0]))
     elif (
         (_PAIRED.search(context) or _NAMED.search(context))
@@ -93,6 +95,7 @@ EXAMPLES = (
     ("720p or 1080p60", "seven twenty p or ten eighty p sixty."),
     ("a Boeing 747", "a Boeing seven forty seven."),
     ("text STOP to 40404; Office 365", "text STOP to four zero four zero four, Office three sixty five."),
+    ("Text 50500 on Hwy 101", "Text five zero five zero zero on Highway one oh one."),
     ("order #112-76543", "order number one one two seven six five four three."),
     ("The code is 4071.", "The code is four zero seven one."),
 )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from sonoro.text.english.line import SURE, Candidate, before
 from sonoro.text.english.tables import listed
 
-from .common import LABELS, ends_sentence, whole
+from .common import LABELS, ends_sentence, pieces, whole
 
 STARTS = ("letter",)
 
@@ -15,6 +15,7 @@ _CAPITALS = re.compile(r"(?P<letters>[A-Z]{2,6})(?P<s>'?s)?(?![\w])")
 _INITIAL = re.compile(r"[A-Z]\.(?=\s[A-Z])")
 _DEGREE = re.compile(r"(?:Ph\.? ?D|M\.? ?Sc|B\.? ?Sc|M\.? ?D|Ed\.? ?D)\.?(?P<s>s)?(?![A-Za-z])\.?")
 _SHARP = re.compile(r"[A-G]#(?![\w])")
+_GRADE = re.compile(r"(?P<grade>[A-F])(?P<minus>[-−–])(?=\s(?:grade|average|student|range|rating|in|on)\b|[,.;)]|$)")
 _LABEL = re.compile(r"A(?=,)|(?<=\()A(?=\))")
 _AND = re.compile(r"(?P<one>[A-Z]{1,3})&(?P<two>[A-Z]{1,3}?)(?P<s>s)?(?![\w])")
 _SPELLED = listed(
@@ -53,6 +54,8 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
             yield whole(found, SURE / 2, said, mark="." * is_end)
     if (found := _LABEL.match(text, at)) and re.search(r"^$|[\s(]$", before(text, at, 1)):
         yield whole(found, SURE, "ay")
+    if found := _GRADE.match(text, at):
+        yield pieces(found, SURE, (spell(found["grade"]), "grade"), ("minus", "minus"))
     if found := _SHARP.match(text, at):
         yield whole(found, SURE, f"{found[0][0]} sharp")
     if found := _AND.match(text, at):
@@ -93,5 +96,6 @@ EXAMPLES = (
     ("Vitamin C. Class C. Then John F. Kennedy", "Vitamin C. Class C. Then John F Kennedy."),
     ("The WHO said", "The W H O said."),
     ("CEO, CFO, two PhDs", "C E O, C F O, two P H D's."),
+    ("a B- in COVID-19's", "a B minus in COVID nineteen's."),
     ("C. S. Lewis", "C S Lewis."),
 )

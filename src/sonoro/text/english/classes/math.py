@@ -9,6 +9,7 @@ from sonoro.text.english.numbers import cardinal, decimal
 from sonoro.text.english.tables import pairs
 
 from .common import NUMBER, whole
+from .fraction import simple
 from .initialism import spell
 
 STARTS = ("letter", "digit", "sign")
@@ -30,7 +31,9 @@ _FOLLOWING = (
 _FORMULA = re.compile(rf"[-(]{{0,3}}{_TERM}(?:(?>{_FOLLOWING})){{1,80}}\)?(?![\w'])")
 """A term and what can follow one: each step has one way to match, so a formula that fails at its end fails quickly."""
 
-_PIECES = re.compile(rf"{NUMBER}|(?:{NAMES})(?![A-Za-z])|[A-Za-z{LETTERS}]|{_SUPER}|{_SUB}|<=|>=|==|!=|[^\w\s]")
+_PIECES = re.compile(
+    rf"(?<![\d/.])[1-9]\d?/[1-9]\d?(?![\d/.])|{NUMBER}|(?:{NAMES})(?![A-Za-z])|[A-Za-z{LETTERS}]|{_SUPER}|{_SUB}|<=|>=|==|!=|[^\w\s]"
+)
 _POWER = re.compile(
     rf"(?P<base>[A-Za-z]{{1,2}}|[{LETTERS}]|{NUMBER})(?P<power>{_SUPER}|(?:\^|\*\*)-?\d{{1,4}}|\^[A-Za-z](?![A-Za-z]))"
 )
@@ -119,12 +122,25 @@ def read_formula(written: str, at: int, *, over: str = "over") -> Iterator[Piece
         elif part == "/":
             is_numeric = re.search(r"\d\s?$", written[: found.start()]) and re.match(r"\s?\d", written[found.end() :])
             yield Piece("divided by" if is_numeric else over, start, end)
+        elif "/" in part:
+            yield from _divided(part, start)
         elif part in _SAID:
             yield Piece(_SAID[part], start, end)
         elif part[0].isdecimal() or part[0] == ".":
             yield Piece(decimal(part), start, end)
         elif part[0].isalpha():
             yield Piece(letter_of(part), start, end)
+
+
+def _divided(part: str, start: int) -> Iterator[Piece]:
+    """Two small numbers with a slash: a fraction if it is less than one."""
+    top, bottom = part.split("/")
+    if int(top) < int(bottom):
+        yield Piece(simple(top, bottom), start, start + len(part))
+        return
+    at = start + len(top)
+    yield from (Piece(cardinal(top), start, at), Piece("divided by", at, at + 1))
+    yield Piece(cardinal(bottom), at + 1, start + len(part))
 
 
 def letter_of(name: str) -> str:
@@ -158,6 +174,7 @@ EXAMPLES = (
     ("(a + b)(a - b)", "ay plus b, ay minus b."),
     ("x_(n+1) = 2^(k-1), B[n-1-i]", "x n plus one equals two to the power of, k minus one, B, n minus one minus i."),
     ("n!, x_(n+1) = 2^(k-1)", "n factorial, x n plus one equals two to the power of, k minus one."),
+    ("1/3 + 1/6 = 1/2; 10/2 = 5", "one third plus one sixth equals one half, ten divided by two equals five."),
     ("√2", "the square root of two."),
     ("E = mc²", "E equals m c squared."),
 )

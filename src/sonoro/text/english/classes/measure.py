@@ -13,10 +13,12 @@ from .units import unit
 
 STARTS = ("digit", "sign")
 
-_SYMBOL = r"(?:sq\.? ?(?:ft|m|km|mi)\.?|cu ft|ft-lb|°\s[CF](?![A-Za-z])|[A-Za-zμΩÅ°%‰¢]{1,5})"
+_SYMBOL = r"(?:sq\.? ?(?:ft|m|km|mi)\.?|cu ft|fl\.? oz|ft-lb|°\s[CF](?![A-Za-z])|[A-Za-zμΩÅ°%‰¢]{1,5})"
 _POWER = r"(?:[²³]|\^[23]|(?<=[a-zA-Z])[23](?!\d))"
 _AMOUNT = (
-    rf"(?P<number>{NUMBER}(?:\s?/\s?\d+(?=\s?(?:lbs?|cups?|c\.|tsp|tbsp|in|ft|mi|oz|kg)(?!\w)))?)(?:[\s-](?P<fraction>\d/\d{{1,2}}))?(?P<vulgar>[½¼¾⅓⅔⅛])?"
+    rf"(?P<number>(?:[1-9]\d{{0,2}}(?: \d{{3}}){{1,3}}(?!\d)|{NUMBER})"
+    rf"(?:\s?/\s?\d+(?=\s?(?:lbs?|cups?|c\.|tsp|tbsp|in|ft|mi|oz|kg)(?!\w)))?)"
+    rf"(?:[\s-](?P<fraction>\d/\d{{1,2}}))?(?P<vulgar>[½¼¾⅓⅔⅛])?"
     rf"(?:\s(?P<scale>{SCALE}))?"
 )
 _RANGE = rf"(?:(?P<low>{NUMBER})(?P<symbol0>\s?(?:%|°[CF]?)|[a-z]{{1,3}}(?=(?:-|–)\d))?\s?(?P<by>-|–|—|x|×|to)\s?)?"
@@ -40,6 +42,9 @@ _SECONDS = re.compile(
 )
 POWERS = {"²": "square", "2": "square", "³": "cubic", "3": "cubic"}
 _OF_RATE = re.compile(r"(?i)\b(?:rates?|yields?|spreads?|hikes?|cuts?|fed|bonds?|points?)\b[^.;]*$|\bby $")
+_OF_TIME = re.compile(
+    r" (?:plan|contract|warranty|term|period|loan|mortgage|delay|drive|walk|ride|break|run|wait|fixed)\b"
+)
 _OF_SPORT = re.compile(r" (?:dash|sprint|relay|race|hurdles|freestyle|backstroke|breaststroke|butterfly|swim)\b")
 _OFPOWERS = {"²": "square", "2": "square", "³": "cubic", "3": "cubic"}
 _SHORT_WORDS = listed("in a at as am pm do me us to or by no it is be we he bar mil mo ha pt cal sec")
@@ -89,8 +94,11 @@ def _measure(text: str, found: re.Match[str]) -> Candidate | None:
     )
     if symbol == "bps" and _OF_RATE.search(before(text, found.start(), 60)):
         names = ("basis point", "basis points")
+    nouns = {"m": _OF_SPORT, "yr": _OF_TIME, "yrs": _OF_TIME, "min": _OF_TIME, "hr": _OF_TIME, "mo": _OF_TIME}.get(
+        symbol
+    )
     is_before_noun = is_attributive(text, found.start(), found.end()) or (
-        symbol == "m" and _OF_SPORT.match(text, found.end()) is not None
+        nouns is not None and not found["dot"] and nouns.match(text, found.end()) is not None
     )
     is_singular = is_one or "-" in found["gap"] or found["per"] == "·" or is_before_noun
     name = names[0] if is_singular else names[1]
@@ -162,6 +170,7 @@ EXAMPLES = (
     ("a 26GB file", "a twenty six gigabyte file."),
     ("190°C / Gas mark 5", "one hundred and ninety degrees Celsius slash Gas mark five."),
     ("5 cm x 3 cm; up by 25 bps", "five centimeters by three centimeters, up by twenty five basis points."),
+    ("1 000 km, 8 fl oz, a 5 yr plan", "one thousand kilometers, eight fluid ounces, a five year plan."),
     ("12st 7lb", "twelve stone seven pounds."),
     ("1/2 tsp, ¼ tsp", "one half teaspoon, one quarter teaspoon."),
     ("6 N·m, 5 L/100 km", "six newton meters, five liters per one hundred kilometers."),

@@ -16,6 +16,7 @@ _OWN = pairs(
     "K = kelvin | kph = kilometer(s) per hour | cc = c c | fps = frame(s) per second | dB = decibel(s) | "
     "dBA = decibel(s) | bpm = beat(s) per minute | rpm = revolution(s) per minute | mph = mile(s) per hour | "
     "hp = horsepower | bhp = brake horsepower | ha = hectare(s) | psi = pound(s) per square inch | "
+    "fl oz = fluid ounce(s) | yds = yard(s) | "
     "KB = kilobyte(s) | EB = exabyte(s) | KiB = kibibyte(s) | MiB = mebibyte(s) | GiB = gibibyte(s) | "
     "TiB = tebibyte(s) | bps = bit(s) per second | kbps = kilobit(s) per second | Kbps = kilobit(s) per second | "
     "Mbps = megabit(s) per second | mbps = megabit(s) per second | Gbps = gigabit(s) per second | "
