@@ -4,12 +4,14 @@
         --arm before=/old/src --arm now=src --arm again=src
 
 Each arm names the folder that holds its `sonoro`. Two arms with one folder show the spread. A request is one plain
-text through `TTS.stream`, cancelled after its first piece; it is timed from the call to that piece. Writes
+text of 8 frames through an engine process, timed from before it is read to its first audio. Writes
 first-packet-<model>.json and ends with one line of JSON."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import importlib
 import json
 import os
 import statistics
@@ -19,9 +21,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sonoro import TTS
+from sonoro.core.config import EngineConfig
+from sonoro.core.types import ModelSpec, SpeechRequest
 from sonoro.models.registry import describe
 from sonoro.profile.report import Report, has_gpu
+from sonoro.profile.requests import Launched
 
 TEXT = "The next train to the coast leaves from platform four in twelve minutes; mind the gap."
 
@@ -41,26 +45,32 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def serve(args: argparse.Namespace) -> None:
+def script_of(request: SpeechRequest, spec: ModelSpec) -> SpeechRequest:
+    """`request` with its script, where the version of this arm has scripts."""
+    try:
+        script = importlib.import_module("sonoro.text.script")
+    except ModuleNotFoundError:
+        return request
+    scripted: SpeechRequest = script.scripted(request, spec)
+    return scripted
+
+
+async def serve(args: argparse.Namespace) -> None:
     """One arm: for each line of stdin, time so many requests and print their first packets in ms as JSON."""
-    config = {"slots": args.slots, "max_positions": 512, "max_frames": 256}
-    with TTS(args.model, device=args.device, load_format=args.load_format, config=config) as tts:
-        graphs = tts._shared.engine.runner.graphs
-        while graphs.to_come:
-            with tts._shared.engine.runner.active():
-                graphs.capture_next()
-        number = 0
+    config = EngineConfig(slots=args.slots, max_positions=512, max_frames=256, is_ready_early=False)
+    bench = Launched(model=args.model, load_format=args.load_format, device=args.device)
+    number = 0
+    async with bench.launch(config) as client:
         for line in iter(sys.stdin.readline, ""):
             taken_ms = []
             for _ in range(int(line)):
-                began_s = time.perf_counter()
-                pieces = tts.stream(TEXT, seed=number, max_frames=20, ignore_eos=True)
-                next(pieces)
-                taken_ms.append(1000 * (time.perf_counter() - began_s))
-                pieces.close()
                 number += 1
-                # Whole, so that the cancelled one before is gone too.
-                list(tts.stream("Go.", max_frames=2, ignore_eos=True))
+                began_s = time.perf_counter()
+                request = SpeechRequest(id=str(number), text=TEXT, seed=number, max_frames=8, ignore_eos=True)
+                first_s = 0.0
+                async for _ in client.stream(script_of(client.spec.resolve(request), client.spec)):
+                    first_s = first_s or time.perf_counter() - began_s
+                taken_ms.append(1000 * first_s)
             print(json.dumps(taken_ms), flush=True)
 
 
@@ -119,4 +129,7 @@ def run(args: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     options = arguments()
-    (serve if options.serve else run)(options)
+    if options.serve:
+        asyncio.run(serve(options))
+    else:
+        run(options)

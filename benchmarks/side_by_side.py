@@ -2,13 +2,15 @@
 
     python benchmarks/side_by_side.py --model qwen3-tts-1.7b-customvoice --load-format dummy --out results
 
-`--lines` lines of several voices, each of `--frames` frames, are one request of an engine in this process, which has
-`--slots` slots and nothing else to do. Writes side-by-side-<model>.json and ends with one line of JSON."""
+`--lines` lines of several voices, each of `--frames` frames, are one request of an engine process, which has `--slots`
+slots and nothing else to do. Writes side-by-side-<model>.json and ends with one line of JSON."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import itertools
+import os
 import statistics
 import sys
 import time
@@ -19,13 +21,14 @@ from unittest import mock
 
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import EngineError
-from sonoro.core.types import AudioChunk, Failed, Finished, SpeechRequest
-from sonoro.engine.engine import Engine
+from sonoro.core.types import AudioChunk, SpeechRequest
 from sonoro.engine.request import Progress
 from sonoro.models import registry
-from sonoro.models.shared.codec_choice import dtype_name
-from sonoro.profile.report import Report
+from sonoro.models.base import LoadedModel
+from sonoro.profile.report import Report, has_gpu
+from sonoro.profile.requests import Launched
 from sonoro.text.script import Cue, dialogue, scripted
+from sonoro.transport.client import EngineClient
 
 TEXT = "The next train to the coast leaves from platform {} in twelve minutes; mind the gap."
 WARM_UP_LINES = 4
@@ -47,53 +50,54 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def speak(engine: Engine, request: SpeechRequest, frames: int) -> dict[str, Any]:
+def load(model: str | None, **how: Any) -> LoadedModel:
+    """Load a model in its engine process, where lines that reach their limit of frames then count as ended by
+    themselves, not as runaways: with random weights, or `ignore_eos`, none ends otherwise."""
+    mock.patch.object(Progress, "is_at_limit", property(lambda progress: False)).start()
+    return registry.load(model, **how)
+
+
+async def speak(client: EngineClient, request: SpeechRequest, frames: int) -> dict[str, Any]:
     """Speak `request` and time it. Raises `EngineError` if it fails or does not have `frames` frames."""
     began_s = time.perf_counter()
     first_s, samples = 0.0, 0
-    engine.submit(engine.spec.resolve(request))
-    while engine.has_work:
-        for event in engine.tick():
-            if isinstance(event, AudioChunk):
-                first_s = first_s or time.perf_counter() - began_s
-                samples += len(event.pcm) // 2
-            elif isinstance(event, Failed):
-                raise event.facts.error
-            elif isinstance(event, Finished) and (event.reason, event.frames) != ("stop", frames):
-                raise EngineError(f"it ended after {event.frames} of {frames} frames: {event.reason}")
-    taken_s, audio_s = time.perf_counter() - began_s, samples / engine.spec.sample_rate
+    async for event in client.stream(client.spec.resolve(request)):
+        if isinstance(event, AudioChunk):
+            first_s = first_s or time.perf_counter() - began_s
+            samples += len(event.pcm) // 2
+        elif (event.reason, event.frames) != ("stop", frames):
+            raise EngineError(f"it ended after {event.frames} of {frames} frames: {event.reason}")
+    taken_s, audio_s = time.perf_counter() - began_s, samples / client.spec.sample_rate
     return {"taken_s": taken_s, "first_audio_s": first_s, "audio_s": audio_s, "xrt": audio_s / taken_s}
 
 
-def run(args: argparse.Namespace) -> None:
-    loaded = registry.load(args.model, device=args.device, load_format=args.load_format)
-    config = EngineConfig(slots=args.slots, max_positions=args.max_positions, max_frames=args.frames)
-    engine, numbers = Engine(loaded.model, config), itertools.count()
-    spec, is_gpu = engine.spec, loaded.device.type == "cuda"
-    top = {"bench": "side-by-side", "model": spec.name, "dtype": dtype_name(loaded.dtype)}
-    settings = {**vars(args), "out": None, "commit": None, "device": loaded.device.type}
-    out = args.out / f"side-by-side-{spec.name}.json"
-    report = Report(top, is_gpu=is_gpu, settings=settings, commit=args.commit, out=out)
+async def run(args: argparse.Namespace) -> None:
+    config = EngineConfig(
+        slots=args.slots, max_positions=args.max_positions, max_frames=args.frames, is_ready_early=False
+    )
+    bench = Launched(model=args.model, load_format=args.load_format, device=args.device, factory="side_by_side:load")
+    # Where the engine process finds `load`.
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    numbers = itertools.count()
+    async with bench.launch(config) as client:
+        spec, is_gpu = client.spec, has_gpu(args.device)
+        top = {"bench": "side-by-side", "model": spec.name, "ready_s": client.ready.ready_s}
+        settings = {**vars(args), "out": None, "commit": None}
+        out = args.out / f"side-by-side-{spec.name}.json"
+        report = Report(top, is_gpu=is_gpu, settings=settings, commit=args.commit, out=out)
 
-    def request(lines: int, parallel: int) -> SpeechRequest:
-        voices = spec.voices[: args.voices] or (None,)
-        cues = [Cue(TEXT.format(at + 1), voices[at % len(voices)]) for at in range(lines)]
-        text = dialogue(cues, between_s=0)
-        fields: dict[str, Any] = {"ignore_eos": True, "with_words": True, "parallel": parallel}
-        return scripted(SpeechRequest(id=str(next(numbers)), text=text, markup="voices", **fields), spec)
+        def request(lines: int, parallel: int) -> SpeechRequest:
+            voices = spec.voices[: args.voices] or (None,)
+            text = dialogue([Cue(TEXT.format(at + 1), voices[at % len(voices)]) for at in range(lines)], between_s=0)
+            fields: dict[str, Any] = {"ignore_eos": True, "with_words": True, "parallel": parallel}
+            return scripted(SpeechRequest(id=str(next(numbers)), text=text, markup="voices", **fields), spec)
 
-    while engine.has_quiet_work and engine.runner.graphs.to_come:
-        with engine.runner.active():
-            engine.runner.graphs.capture_next()
-    # Lines of equal length: each goes to its limit of frames, which counts as its end here, not as a runaway.
-    with mock.patch.object(Progress, "is_at_limit", property(lambda progress: False)):
         for parallel in (1, args.slots):
-            speak(engine, request(WARM_UP_LINES, parallel), WARM_UP_LINES * args.frames)
+            await speak(client, request(WARM_UP_LINES, parallel), WARM_UP_LINES * args.frames)
         for _ in range(args.repeats):
             for parallel in (1, args.slots):
-                report.add(
-                    {"parallel": parallel, **speak(engine, request(args.lines, parallel), args.lines * args.frames)}
-                )
+                made = await speak(client, request(args.lines, parallel), args.lines * args.frames)
+                report.add({"parallel": parallel, **made})
     one, all_slots = (
         statistics.median(row["taken_s"] for row in report.rows if row["parallel"] == parallel)
         for parallel in (1, args.slots)
@@ -103,4 +107,4 @@ def run(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    run(arguments(sys.argv[1:]))
+    asyncio.run(run(arguments(sys.argv[1:])))
