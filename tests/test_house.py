@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 LIMITS = {
-    "lines of src": 50_090,
-    "lines of core": 1_490,
-    "lines of engine": 4_030,
+    "lines of src": 50_400,
     "lines of a file": 450,
     "lines of a class": 300,
     "methods of a class": 20,

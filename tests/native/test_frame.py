@@ -26,9 +26,10 @@ from sonoro.models.qwen3_tts.frame import frame
 from sonoro.models.qwen3_tts.model import Qwen3TTS
 from sonoro.models.qwen3_tts.prompt import TalkerPrompt
 from sonoro.models.qwen3_tts.state import FrameState, admit, allocate, stage
+from sonoro.models.shared import compiled as shared
 from sonoro.models.shared.compiled import has_known_layout, linear_layers
 from sonoro.native import build
-from sonoro.native.library import BLOCK, Codec, CompiledCode, Frame, load
+from sonoro.native.library import BLOCK, Codec, CompiledCode, Flow, Frame, LatentCodec, load
 from sonoro.nn.linear import Linear
 from sonoro.ops.eight_bits import quantize
 from sonoro.words.heads import WordHeads
@@ -185,7 +186,7 @@ def test_a_weight_in_8_bits_is_packed_without_loss_and_no_other(library: Compile
 
 
 def test_structures_are_as_large_as_in_c(library: CompiledCode) -> None:
-    assert library.sizes_bytes == (ctypes.sizeof(Frame), ctypes.sizeof(Codec))
+    assert library.sizes_bytes == tuple(map(ctypes.sizeof, (Frame, Codec, Flow, LatentCodec)))
 
 
 @HAS_COMPILER
@@ -228,14 +229,16 @@ def test_a_quantised_model_has_a_compiled_step_where_bytes_are_read_fast(library
     assert_equal(found, expected, [2])
 
 
-def test_a_prompt_that_runs_in_compiled_code_leaves_the_same_keys_and_values(library: CompiledCode) -> None:
+def test_a_prompt_that_runs_in_compiled_code_leaves_the_same_keys_and_values(
+    library: CompiledCode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     talker = make_talker(is_stored_in_8_bits=True)
     # Longer than the room for rows, and two of them packed.
     prompts = [random_prompt(50 + index, controls(seed=index)) for index in range(2)]
     found, expected = (allocate(talker, CAPACITY, PAD) for _ in range(2))
     begin_talker(talker, expected, prompts, torch.tensor([1, 3]))
+    monkeypatch.setattr(CompiledFrame, "most", 4)
     step = compiled_step(talker, found, library)
-    step.most = 4
     runs = SimpleNamespace(stage=stage, admit=admit, prefill=lambda state, tokens: step.prefill(tokens))
     begin(runs, found, prompts, torch.tensor([1, 3]))
     for ours, theirs in ((found.cache.keys, expected.cache.keys), (found.cache.values, expected.cache.values)):
@@ -250,7 +253,7 @@ def test_without_a_library_or_for_another_layout_there_is_no_compiled_step(monke
         wide = tiny_talker(dtype=torch.float64)
     assert CompiledTalker.of(make_talker()) is not None
     assert CompiledTalker.of(wide) is None
-    monkeypatch.setattr(module, "load", lambda: None)
+    monkeypatch.setattr(shared, "load", lambda: None)
     assert CompiledTalker.of(make_talker()) is None
 
 

@@ -33,7 +33,8 @@ from sonoro.models.shared.codec_choice import HALF_LIMIT
 from sonoro.models.shared.loading import Family
 from sonoro.models.voxcpm2.model import FAMILY as VOXCPM2
 from sonoro.nn.causal import CausalConv1d
-from sonoro.nn.vocoder import EluUnit, ResidualUnit
+from sonoro.nn.elu import EluUnit
+from sonoro.nn.vocoder import ResidualUnit
 from sonoro.runtime.sampling import Controls
 
 GREEDY = SamplingParams(temperature=0)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-_CODE, _HEADERS = ("frame.c", "codec.c"), ("kernels.h", "stack.h", "window.h")
+_CODE, _HEADERS = ("frame.c", "codec.c", "flow.c", "latents.c"), ("kernels.h", "stack.h", "window.h")
 _FLAGS = ("-std=gnu11", "-O3", "-fopenmp-simd", "-fno-math-errno", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall")
 _X86: dict[str, Sequence[str]] = {
     "avx512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma"),

@@ -199,14 +199,14 @@ EXPORT void sonoro_frame(const Frame *frame, const int64_t *slots, int64_t count
 
 /* Write the keys and values of prompt tokens, whose inputs are `rows` [count, width], to the pages of `slots`; `most` rows
  * fit into the room. */
-EXPORT void sonoro_prefill(const Frame *frame, const float *rows, const int64_t *slots, const int64_t *positions, int64_t count,
-                           int64_t most) {
-    const int64_t width = frame->backbone.width;
+EXPORT void sonoro_prefill(const Stack *stack, const Room *room, const float *rows, const int64_t *slots,
+                           const int64_t *positions, int64_t count, int64_t most) {
+    const int64_t width = stack->width;
     const unsigned before = flush_denormals();
     for (int64_t first = 0; first < count; first += most) {
         const int64_t taken = count - first < most ? count - first : most;
-        memcpy(frame->room.x, rows + first * width, taken * width * sizeof *rows);
-        run_stack(&frame->backbone, &frame->room, taken, slots + first, positions + first, NULL, true);
+        memcpy(room->x, rows + first * width, taken * width * sizeof *rows);
+        run_stack(stack, room, taken, slots + first, positions + first, NULL, true);
     }
     restore_denormals(before);
 }

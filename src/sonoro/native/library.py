@@ -11,6 +11,7 @@ import logging
 import threading
 from ctypes import POINTER, Structure, c_bool, c_float, c_int64, c_void_p
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -82,6 +83,35 @@ class Frame(Structure):
     ]  # fmt: skip
 
 
+class FlowBlock(Structure):
+    """`FlowBlock` of flow.c, as are the structures below."""
+
+    _fields_ = [("inner", Product), ("outer", Product), ("norm", c_void_p), ("bias", c_void_p)]
+
+
+class FlowHead(Structure):
+    KINDS = ("lsd", "pointwise", "drifting")
+    _fields_ = [
+        *((name, Product) for name in ("condition", "noise", "modulations", "output")),
+        ("blocks", POINTER(FlowBlock)), *((name, c_void_p) for name in ("times", "ones", "zeros")),
+        *((name, c_int64) for name in ("depth", "steps", "kind", "width", "latents")), ("eps", c_float),
+    ]  # fmt: skip
+
+
+class FlowRoom(Structure):
+    _fields_ = [(name, c_void_p) for name in ("x", "condition", "modulations", "inner", "outer", "latents")]
+
+
+class Flow(Structure):
+    _fields_ = [
+        ("backbone", Stack), ("watch", Watch), ("room", Room), ("head", FlowHead), ("flow", FlowRoom),
+        *((name, Product) for name in ("projection", "end", "input")),
+        ("std", c_void_p), ("mean", c_void_p), ("earliest_end", c_int64),
+        *((name, c_void_p) for name in ("done", "length", "position", "last")),
+        *((name, c_void_p) for name in ("options", "controls", "pending", "frames")), ("frames_stride", c_int64),
+    ]  # fmt: skip
+
+
 class Conv(Structure):
     """`Conv` of kernels.h."""
 
@@ -145,30 +175,45 @@ class Codec(Structure):
     ]  # fmt: skip
 
 
+class EluBlock(Structure):
+    """`EluBlock` of latents.c, as is the structure below."""
+
+    _fields_ = [("up", Conv), ("conv", Conv), ("point", Conv), ("rate", c_int64)]
+
+
+class LatentCodec(Structure):
+    ROOMS = 4
+    _fields_ = [
+        *((name, Conv) for name in ("input", "first", "last")), ("taps", c_void_p), ("before", c_void_p),
+        ("windows", Windows), ("blocks", POINTER(EluBlock)), ("seen", c_void_p), ("began", c_void_p),
+        ("room", c_void_p * ROOMS), *((name, c_int64) for name in ("rate", "block_count", "fade")),
+    ]  # fmt: skip
+
+
 class CompiledCode:
     """The functions of the library at `path`. `level` is the instruction set that it uses."""
 
     def __init__(self, path: Path, level: str) -> None:
         self.level = level
         self._functions = ctypes.CDLL(str(path))
-        self.step = self._functions.sonoro_frame
-        self.step.argtypes, self.step.restype = [c_void_p, c_void_p, c_int64, c_void_p, c_void_p], None
-        self.prefill = self._functions.sonoro_prefill
-        self.prefill.argtypes, self.prefill.restype = [*[c_void_p] * 4, c_int64, c_int64], None
-        self.decode = self._functions.sonoro_decode
-        self.decode.argtypes = [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p]
-        self.decode.restype = None
-        self._pack = self._functions.sonoro_pack
-        self._pack.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p]
-        self._pack.restype = c_bool
+        self.step = self._function("sonoro_frame", "ppipp")
+        self.step_flow = self._function("sonoro_flow", "ppip")
+        self.prefill = self._function("sonoro_prefill", "pppppii")
+        self.decode = self._function("sonoro_decode", "pppiiip")
+        self.decode_latents = self._function("sonoro_decode_latents", "pppiiip")
+        self._pack = self._function("sonoro_pack", "piipp", c_bool)
+
+    def _function(self, name: str, arguments: str, result: Any = None) -> Any:
+        """The function `name`, whose `arguments` are pointers (p) and integers (i)."""
+        function = getattr(self._functions, name)
+        function.argtypes, function.restype = [{"p": c_void_p, "i": c_int64}[kind] for kind in arguments], result
+        return function
 
     @property
-    def sizes_bytes(self) -> tuple[int, int]:
-        """The sizes of a `Frame` and a `Codec` in C."""
-        functions = self._functions.sonoro_frame_bytes, self._functions.sonoro_codec_bytes
-        for function in functions:
-            function.restype = c_int64
-        return functions[0](), functions[1]()
+    def sizes_bytes(self) -> tuple[int, ...]:
+        """The sizes of a `Frame`, a `Codec`, a `Flow` and a `LatentCodec` in C."""
+        names = ("frame", "codec", "flow", "latent_codec")
+        return tuple(self._function(f"sonoro_{name}_bytes", "", c_int64)() for name in names)
 
     @property
     def packs(self) -> bool:

@@ -91,6 +91,12 @@ class History:
         """The left context of one call for the batch `slots` [B] int64; only the scratch slot may repeat."""
         return SlotContext(self, slots)
 
+    @classmethod
+    def stream(cls, layout: Layout, weight: Tensor) -> SlotContext:
+        """The left context of one stream from its start, with device and dtype of `weight`."""
+        history = cls(layout, 1, device=weight.device, dtype=weight.dtype)
+        return history.at(torch.zeros(1, dtype=torch.int64, device=weight.device))
+
     def save(self, slot: Tensor) -> SavedRow:
         """A copy of the state of `slot` [1] int64, for `load`. No sync."""
         columns = {key: tensor.index_select(0, slot) for key, tensor in self.columns.items()}

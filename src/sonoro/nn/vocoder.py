@@ -111,18 +111,6 @@ class DepthwiseUnit(ResidualUnit):
         self.conv1 = CausalConv1d(channels, channels, 7, dilation, groups=channels)
 
 
-class EluUnit(nn.Module):
-    """Two convolutions, each after an ELU, plus the input; the inner width is `channels` / `compress`."""
-
-    def __init__(self, channels: int, kernel: int, compress: int) -> None:
-        super().__init__()
-        self.conv1 = CausalConv1d(channels, channels // compress, kernel)
-        self.conv2 = CausalConv1d(channels // compress, channels, 1)
-
-    def forward(self, x: Tensor, history: Context) -> Tensor:
-        return x + self.conv2(F.elu(self.conv1(F.elu(x), history)), history)
-
-
 class UpsampleBlock(nn.Module):
     """Upsample by `rate` and halve the channels: [B, T, C] to [B, T * rate, C / 2]."""
 

@@ -40,8 +40,7 @@ class CodecEncoder(nn.Module):
     def encode(self, audio: Tensor, quantizer: Quantizer) -> Tensor:
         """Encode mono `audio` [S], S at least 1, to frames [T, K] int64, T = ceil(S / hop)."""
         weight = self.pre_module.norm.weight
-        history = History(self.layout, 1, device=weight.device, dtype=weight.dtype)
-        context = history.at(torch.zeros(1, dtype=torch.int64, device=weight.device))
+        context = History.stream(self.layout, weight)
         padded = F.pad(audio.to(weight), (0, -len(audio) % self.hop))[None, :, None]
         convolved: dict[int, Tensor] = {}
         pieces = padded.split(_PIECE_FRAMES * self.hop, dim=1)

@@ -1,22 +1,16 @@
 """The modules of `flow_lm`, under the released names: text embedding, transformer, end of speech and flow head."""
 
-from collections.abc import Callable
-from typing import cast
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sonoro.nn.flow_head import FlowHead
 from sonoro.nn.gelu import GeluLayer
 from sonoro.nn.linear import Linear, lay_out_by_input
 from sonoro.nn.transformer import DecoderStack
 
-from .config import FlowConfig, ModelConfig
+from .config import ModelConfig
 
-FEWEST_STEPS, MOST_STEPS = 1, 16
-"""Limits of the flow head's steps; the released heads were distilled for one."""
-
-_FREQUENCIES, _BLOCK_EPS, _TIME_EPS = 128, 1e-6, 1e-5
+FEWEST_STEPS, MOST_STEPS = 1, 16  # of the flow head; the released ones were distilled for one
 
 
 class FlowLM(nn.Module):
@@ -36,7 +30,8 @@ class FlowLM(nn.Module):
         self.transformer = DecoderStack(config.backbone, layer=GeluLayer)
         self.z_proj = Linear(width, sizes.z_dim, bias=False) if sizes.z_dim else None
         self.out_eos = Linear(sizes.z_dim or width, 1)
-        self.flow_net = FlowHead(sizes.flow, latents, sizes.z_dim or width)
+        flow = sizes.flow
+        self.flow_net = FlowHead(flow.type, flow.dim, flow.depth, latents, sizes.z_dim or width)
 
     @staticmethod
     def is_wide(name: str) -> bool:
@@ -57,6 +52,7 @@ class FlowLM(nn.Module):
         self.flow_net.finalize()
         if self.weight.device.type == "cpu":
             lay_out_by_input(self)
+            self.flow_net.share()
 
     def embed(self, ids: Tensor) -> Tensor:
         """The transformer's inputs [T, H] for `ids` [T]: of text, or one past them for the first frame."""
@@ -93,99 +89,3 @@ class _TextEmbedding(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         rows = self.embed(ids)
         return rows if self.proj is None else self.proj(rows)
-
-
-class FlowHead(nn.Module):
-    """Noise [B, D] and a condition [B, Z] to a latent [B, D].
-    `kind`: "lsd" integrates a velocity in `steps` steps from noise; "pointwise" adds its output to the noise;
-    "drifting" returns it. `finalize` derives `modulations`, those of all blocks as one product, and `times`
-    [steps, F], what each step's times add to the condition."""
-
-    modulations: Linear
-    modulation_bias: Tensor
-    times: Tensor
-
-    def __init__(self, sizes: FlowConfig, latents: int, condition: int) -> None:
-        super().__init__()
-        width = sizes.dim
-        self.kind, self.steps = sizes.type, FEWEST_STEPS
-        if self.kind == "lsd":
-            self.time_embed = nn.ModuleList(_TimeEmbedding(width) for _ in range(2))
-        self.cond_embed, self.input_proj = Linear(condition, width), Linear(latents, width)
-        self.res_blocks = nn.ModuleList(_Block(width) for _ in range(sizes.depth))
-        self.final_layer = nn.ModuleDict(
-            {"linear": Linear(width, latents), "adaLN_modulation": nn.ModuleDict({"1": Linear(width, 2 * width)})}
-        )
-        for name in ("modulation_bias", "times"):
-            self.register_buffer(name, None, persistent=False)
-
-    def finalize(self) -> None:
-        blocks = [cast(_Block, block).modulation for block in self.res_blocks]
-        parts = [*blocks, cast(Linear, cast(nn.ModuleDict, self.final_layer["adaLN_modulation"])["1"])]
-        self.modulations = Linear.derived(torch.cat([part.weight for part in parts]))
-        self.modulation_bias = torch.cat([cast(Tensor, part.bias) for part in parts])
-        row = 0
-        for part in parts:  # views: the matrices are kept once
-            part.weight.data = self.modulations.weight[row : row + part.out_features]
-            row += part.out_features
-        self.make_times()
-
-    def make_times(self) -> None:
-        """Compute `times` for `steps` steps."""
-        bias = cast(Tensor, self.cond_embed.bias)
-        self.times = bias.new_zeros(self.steps, len(bias))
-        if self.kind == "lsd":
-            start, target = (cast(Callable[[Tensor], Tensor], embed) for embed in self.time_embed)
-            moments = torch.arange(self.steps + 1, device=bias.device, dtype=bias.dtype) / self.steps
-            self.times = (start(moments[:-1]) + target(moments[1:])) / 2
-
-    def forward(self, noise: Tensor, condition: Tensor) -> Tensor:
-        y = self.cond_embed(condition)
-        if self.kind == "lsd":
-            for time in self.times:
-                noise = noise + self._output(noise, y + time) / self.steps
-            return noise
-        return noise + self._output(noise, y) if self.kind == "pointwise" else self._output(noise, y)
-
-    def _output(self, x: Tensor, y: Tensor) -> Tensor:
-        modulations = (self.modulations(F.silu(y)) + self.modulation_bias).split(self.input_proj.out_features, dim=-1)
-        x = self.input_proj(x)
-        for index, block in enumerate(self.res_blocks):
-            x = block(x, *modulations[3 * index : 3 * index + 3])
-        shift, scale = modulations[-2:]
-        normed = F.layer_norm(x, x.shape[-1:], eps=_BLOCK_EPS)
-        return self.final_layer["linear"](torch.addcmul(normed + shift, normed, scale))
-
-
-class _Block(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.in_ln = nn.LayerNorm(width, eps=_BLOCK_EPS)
-        self.mlp = nn.ModuleDict({"0": Linear(width, width), "2": Linear(width, width)})
-        self.adaLN_modulation = nn.ModuleDict({"1": Linear(width, 3 * width)})
-
-    @property
-    def modulation(self) -> Linear:
-        return cast(Linear, self.adaLN_modulation["1"])
-
-    def forward(self, x: Tensor, shift: Tensor, scale: Tensor, gate: Tensor) -> Tensor:
-        normed = self.in_ln(x)
-        inner = F.silu(self.mlp["0"](torch.addcmul(normed + shift, normed, scale)))
-        return torch.addcmul(x, gate, self.mlp["2"](inner))
-
-
-class _TimeEmbedding(nn.Module):
-    """Times [N] to [N, F]. Its last step divides by the root of the variance about the mean, which stays."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.freqs = nn.Parameter(torch.empty(_FREQUENCIES))
-        scale = nn.Module()
-        scale.alpha = nn.Parameter(torch.empty(width))
-        self.mlp = nn.ModuleDict({"0": Linear(2 * _FREQUENCIES, width), "2": Linear(width, width), "3": scale})
-
-    def forward(self, times: Tensor) -> Tensor:
-        angles = times[:, None] * self.freqs
-        embedded = self.mlp["2"](F.silu(self.mlp["0"](torch.cat((angles.cos(), angles.sin()), dim=-1))))
-        spread = (embedded.var(-1, keepdim=True) + _TIME_EPS).sqrt()
-        return embedded * cast(Tensor, self.mlp["3"].alpha) / spread

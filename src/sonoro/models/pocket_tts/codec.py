@@ -5,6 +5,7 @@ from torch import Tensor
 
 from sonoro.models.shared.streaming import ModuleDecoder, StreamingCodec
 
+from .compiled_codec import CompiledDecoder
 from .config import CodecConfig
 from .decoder import CodecDecoder
 from .encoder import CodecEncoder
@@ -12,6 +13,8 @@ from .encoder import CodecEncoder
 
 class PocketCodec(StreamingCodec):
     """`sonoro.models.base.Codec` of Pocket TTS. Call `finalize` once after loading."""
+
+    compiled = CompiledDecoder
 
     def __init__(self, config: CodecConfig) -> None:
         super().__init__(config.sample_rate, CodecDecoder(config), ModuleDecoder)

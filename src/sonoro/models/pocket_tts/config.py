@@ -101,6 +101,10 @@ class ConvolutionsConfig(_Strict, frozen=True, kw_only=True):
     pad_mode: str
     compress: Size
 
+    @property
+    def kernels(self) -> tuple[int, int, int]:
+        return self.kernel_size, self.residual_kernel_size, self.last_kernel_size
+
 
 class WindowsConfig(_Strict, frozen=True, kw_only=True):
     """Sizes of the codec's transformer, whose columns see `context` columns."""

@@ -1,19 +1,18 @@
 """The codec decoder: latents to audio, with causal layers over [B, T, C] that stream exactly."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sonoro.nn.causal import CausalConv1d, CausalConvTranspose1d, DepthwiseUpsample, FadeIn, name_layers
+from sonoro.nn.causal import CausalConv1d, DepthwiseUpsample, FadeIn, name_layers
+from sonoro.nn.elu import EluVocoder
 from sonoro.nn.gelu import GeluWindowLayer
 from sonoro.nn.history import Context
-from sonoro.nn.vocoder import EluUnit, finalize
+from sonoro.nn.vocoder import finalize
 from sonoro.nn.window import WindowLayers
 
 from .config import CodecConfig
 
-_FADE_SAMPLES = 120
-"""A segment fades in: a codec without history begins with a click."""
+_FADE_SAMPLES = 120  # A segment fades in: a codec without history begins with a click.
 
 
 class CodecDecoder(nn.Module):
@@ -25,17 +24,11 @@ class CodecDecoder(nn.Module):
     def __init__(self, config: CodecConfig) -> None:
         super().__init__()
         net, windows = config.decoding
-        width, kernel, ratios = net.n_filters << len(net.ratios), net.kernel_size, net.ratios
         self.latent_width, self.columns, self.hop = config.quantizer.dimension, config.columns, config.hop
         self.output_proj = CausalConv1d(config.quantizer.dimension, windows.d_model, 1, bias=False)
         self.upsample = DepthwiseUpsample(windows.d_model, self.columns)
         self.layers = WindowLayers(windows.window, GeluWindowLayer)
-        self.model = nn.ModuleDict({"0": CausalConv1d(net.dimension, width, kernel)})
-        for index, ratio in enumerate(ratios):
-            half = width >> (index + 1)
-            self.model[str(3 * index + 2)] = CausalConvTranspose1d(2 * half, half, 2 * ratio, ratio)
-            self.model[str(3 * index + 3)] = EluUnit(half, net.residual_kernel_size, net.compress)
-        self.model[str(3 * len(ratios) + 2)] = CausalConv1d(net.n_filters, 1, net.last_kernel_size)
+        self.model = EluVocoder(net.dimension, net.n_filters, net.ratios, net.kernels, net.compress)
         self.fade = FadeIn(_FADE_SAMPLES)
         self.layout = name_layers(self)
 
@@ -65,11 +58,7 @@ class CodecDecoder(nn.Module):
         """The columns [B, T, columns * width] of frames to audio [B, T * hop]."""
         frames = x.shape[1]
         x = x.unflatten(2, (self.columns, -1)).flatten(1, 2)
-        first, *middle, last = self.model.values()
-        x = first(x, history)
-        for layer in middle:
-            x = layer(x if isinstance(layer, EluUnit) else F.elu(x), history)
-        return self.fade(last(F.elu(x), history).squeeze(2), frames, history)
+        return self.fade(self.model(x, history), frames, history)
 
     def finalize(self) -> None:
         finalize(self)

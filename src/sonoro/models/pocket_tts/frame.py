@@ -14,8 +14,7 @@ from sonoro.runtime.sampling import BatchSampling
 from .backbone import FlowLM
 from .state import FrameState
 
-EARLIEST_END = 6
-"""The first frame at which speech may be decided to end: it may seem to have ended before it begins."""
+EARLIEST_END = 6  # the first frame at which speech may be decided to end: it may seem to end before it begins
 
 
 def frame(lm: FlowLM, state: FrameState, slots: Tensor, record: list[Tensor] | None = None) -> None:
@@ -57,10 +56,9 @@ def check_kernels(lm: FlowLM, state: FrameState, batch: int) -> None:
 
 def floor_bytes(lm: FlowLM) -> int:
     """Bytes of weights that one frame must read: all once but the text embedding, the head's once a step."""
-    derived = (lm.flow_net.time_embed,) if lm.flow_net.kind == "lsd" else ()
-    unread = _bytes(lm.conditioner, lm.speaker_proj, *derived)
-    head = _bytes(lm.flow_net) - _bytes(*derived)
-    return _bytes(lm) - unread + (lm.flow_net.steps - 1) * head
+    derived = _bytes(lm.flow_net.time_embed) if lm.flow_net.kind == "lsd" else 0
+    head = _bytes(lm.flow_net) - derived
+    return _bytes(lm) - _bytes(lm.conditioner, lm.speaker_proj) - derived + (lm.flow_net.steps - 1) * head
 
 
 def parts(lm: FlowLM, state: FrameState) -> dict[str, Callable[[Tensor], object]]:

@@ -1,10 +1,9 @@
 """Pocket TTS as a `SpeechModel`."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from sonoro.core.errors import InvalidRequest
@@ -14,7 +13,8 @@ from sonoro.models.base import Capacity, Codec, SavedVoice, Spoken, Voice
 from sonoro.models.settings import CONTROL_TOKENS
 from sonoro.models.shared.loading import Family
 from sonoro.models.shared.model_files import MODEL_FILES
-from sonoro.models.shared.slots import ReadsText
+from sonoro.models.shared.slots import SpeaksFrames
+from sonoro.native.library import PACKING
 from sonoro.nn import stored
 from sonoro.nn.tokenizer import TextTokenizer
 from sonoro.nn.weights import fingerprint
@@ -24,6 +24,7 @@ from sonoro.text.splitting import SpokenText
 from . import frame, voice, weights
 from . import state as by_slot
 from .backbone import FEWEST_STEPS, MOST_STEPS
+from .compiled import CompiledFrame, CompiledLM
 from .config import RELEASED, ModelConfig, configuration_file, read
 from .prompt import CONTROLS, PocketPrompt, PromptBuilder, load_tokenizer, tokenizer_file
 from .state import FrameState
@@ -37,7 +38,7 @@ _STEPS = OptionSpec(
 )  # fmt: skip
 
 
-class PocketTTS(ReadsText):
+class PocketTTS(SpeaksFrames):
     """Language model, flow head and codec behind the protocols of `models.base`. Holds no per-request state; keeps its
     own voices, which are read from their files once they are asked for."""
 
@@ -49,6 +50,7 @@ class PocketTTS(ReadsText):
         self._files = {file: stored.read_all(file) for file in config.voices.values() if file is not None}
         self._own: dict[str, PocketVoice] = {}
 
+    frames = frame
     settings = (CONTROL_TOKENS, _STEPS)
     reset, stage, admit = staticmethod(by_slot.reset), staticmethod(by_slot.stage), staticmethod(by_slot.admit)
     save_voice = staticmethod(voice.save_voice)
@@ -57,10 +59,7 @@ class PocketTTS(ReadsText):
         if CONTROL_TOKENS.name in values:
             self._prompts.read_control_tokens(is_on=bool(values[CONTROL_TOKENS.name]))
         if _STEPS.name in values:
-            head = self._modules.lm.flow_net
-            head.steps = int(values[_STEPS.name])
-            with torch.no_grad():
-                head.make_times()
+            self._modules.lm.flow_net.make_times(int(values[_STEPS.name]))
 
     def encode_voice(self, references: Sequence[Reference]) -> Voice:
         return voice.encode_voice(self._modules.lm, self._modules.codec, references)
@@ -89,9 +88,6 @@ class PocketTTS(ReadsText):
             self._own[name] = voice.stand_in(lm) if file is None else voice.read_voice(lm, file, self._files[file])
         return self._own[name]
 
-    def token_spans(self, text: str) -> list[tuple[int, int]]:
-        return self._prompts.token_spans(text)
-
     @functools.cached_property
     def fingerprint(self) -> str:
         config, codec = self._config, self._config.mimi
@@ -104,17 +100,16 @@ class PocketTTS(ReadsText):
     def prefill(self, state: FrameState, tokens: Tensor) -> None:
         by_slot.prefill(self._modules.lm, state, tokens)
 
-    def frame(self, state: FrameState, slots: Tensor, record: list[Tensor] | None = None) -> None:
-        frame.frame(self._modules.lm, state, slots, record)
+    def compiled_steps(self, state: FrameState) -> CompiledFrame | None:
+        """`CompiledModel.compiled_steps`; None on a GPU, and for layouts and dtypes that the compiled code lacks."""
+        return None if self._compiled is None else CompiledFrame(self._compiled, state)
 
-    def check_kernels(self, state: FrameState, batch: int) -> None:
-        frame.check_kernels(self._modules.lm, state, batch)
-
-    def parts(self, state: FrameState) -> dict[str, Callable[[Tensor], object]]:
-        return frame.parts(self._modules.lm, state)
-
-    def frame_bytes(self, batch: int, context: int) -> int:
-        return frame.floor_bytes(self._modules.lm) + batch * context * self.position_bytes
+    @functools.cached_property
+    def _compiled(self) -> CompiledLM | None:
+        # Of the weights as they were loaded: the compiled code keeps them in another form.
+        assert self.fingerprint
+        with PACKING:
+            return CompiledLM.of(self._modules.lm)
 
 
 def spec_of(name: str, config: ModelConfig) -> ModelSpec:

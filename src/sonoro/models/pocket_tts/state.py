@@ -1,7 +1,7 @@
 """Per-slot state: that of `sonoro.models.shared.slots`, plus when a segment ends. A voice's keys and values are written
 to the pages of a prompt as it is staged."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ from sonoro.models.shared.slots import (
     fill_backbone,
     stage_prompts,
 )
+from sonoro.nn.kvcache import PackedTokens
 from sonoro.runtime.ring import upload
 from sonoro.runtime.sampling import pack_floats, unpack_floats
 from sonoro.words.heads import WordHeads
@@ -88,9 +89,11 @@ def admit(state: FrameState, slots: Tensor) -> None:
     state.last.index_fill_(0, slots, _NEVER)
 
 
-def prefill(lm: FlowLM, state: FrameState, tokens: Tensor) -> None:
-    """`SpeechModel.prefill`. No sync."""
-    fill_backbone(state, tokens, lm.transformer, lambda ids: lm.embed(ids[:, 0]))
+def prefill(
+    lm: FlowLM, state: FrameState, tokens: Tensor, run: Callable[[Tensor, PackedTokens], None] | None = None
+) -> None:
+    """`SpeechModel.prefill`, with `run`, if given, in place of the transformer. No sync."""
+    fill_backbone(state, tokens, lm.transformer, lambda ids: lm.embed(ids[:, 0]), run)
 
 
 def _write(state: FrameState, prompt: PocketPrompt, pages: Pages) -> None:

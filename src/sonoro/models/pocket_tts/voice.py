@@ -164,13 +164,9 @@ def _official(config: ModelConfig, tensors: Mapping[str, Tensor]) -> tuple[Tenso
         one = found[layer]
         count, cache = _positions(one), one.get("cache", torch.empty(0))
         if cache.ndim != 5 or cache.shape[:2] != (2, 1) or cache.shape[3:] != shape or not 0 < count <= cache.shape[2]:
-            found_as, wanted = (
-                f"cache of layer {layer} is {list(cache.shape)} for {count} positions",
-                [2, 1, "P", *shape],
-            )
-            raise TensorMismatch(
-                f"{found_as}; this model needs {wanted}, P at least the number of positions".replace("'", "")
-            )
+            found_as = f"cache of layer {layer} is {list(cache.shape)} for {count} positions"
+            needed = f"[2, 1, P, {shape[0]}, {shape[1]}], P at least the number of positions"
+            raise TensorMismatch(f"{found_as}; this model needs {needed}")
         # Beyond the live positions there may be NaN.
         parts.append(cache[:, 0, :count].float())
     if len({part.shape[1] for part in parts}) > 1:

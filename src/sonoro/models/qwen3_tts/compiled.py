@@ -16,15 +16,14 @@ from torch import Tensor
 from sonoro.models.shared.compiled import (
     Addresses,
     PackedWeights,
-    has_known_layout,
-    linear_layers,
+    library_for,
+    prompt_runner,
     room_of,
     stack_of,
+    watch_of,
 )
-from sonoro.native.library import PACKING, CompiledCode, Frame, Product, Watch, load
-from sonoro.nn.kvcache import PackedTokens
+from sonoro.native.library import PACKING, CompiledCode, Frame, Product, load
 from sonoro.nn.linear import Linear, kept_as_stored, widen_stored
-from sonoro.runtime.memory import compact_heap
 from sonoro.runtime.threads import is_small
 
 from .backbone import Talker
@@ -49,15 +48,11 @@ class CompiledTalker(PackedWeights):
     def of(cls, talker: Talker) -> CompiledTalker | None:
         """That of `talker`; None for a large one, which needs more threads, and, said in the log, without a library for
         this machine, or for another layout."""
-        if talker.device.type != "cpu" or not is_small(talker):
+        if not is_small(talker):
             return None
-        library = load()
         is_known = talker.text_table is not None and talker.dtype == torch.float32
-        if library is None or not is_known or not has_known_layout(linear_layers(talker), library):
-            logger.info("event=decode_step code=torch")
-            return None
-        with compact_heap():
-            return cls(talker, library)
+        library = library_for(talker, is_known=is_known)
+        return None if library is None else cls(talker, library)
 
 
 def compiles(talker: Talker, device: torch.device, dtype: torch.dtype) -> bool:
@@ -119,9 +114,8 @@ class CompiledFrame:
             frame.projection = compiled.product(predictor.small_to_mtp_projection)
         heads = [compiled.product(cast(Linear, head)) for head in predictor.lm_head]
         frame.depth_heads = (Product * len(heads))(*heads)
-        if state.watch is not None:
-            _, watched, columns = state.watch.attention.shape
-            frame.watch = Watch(self._at(state.watch.spans), self._at(state.watch.attention), watched, columns)
+        frame.watch = watch_of(self._addresses, state.watch)
+        self._run = prompt_runner(self._code, frame.backbone, frame.room, rows)
 
     def frame(self, slots: Tensor) -> None:
         """A frame for each of `slots` [B] int64, at most `MOST_SLOTS`."""
@@ -134,14 +128,6 @@ class CompiledFrame:
     def prefill(self, tokens: Tensor) -> None:
         """`SpeechModel.prefill`."""
         prefill(self._talker, self._state, tokens, self._run)
-
-    def _run(self, rows: Tensor, tokens: PackedTokens) -> None:
-        assert rows.dtype == torch.float32
-        assert tokens.slots.dtype == tokens.positions.dtype == torch.int64
-        given = rows.contiguous(), tokens.slots.contiguous(), tokens.positions.contiguous()
-        self._code.prefill(
-            ctypes.byref(self._frame), *(tensor.data_ptr() for tensor in given), len(rows), 2 * self.most
-        )
 
     def _give(self, state: FrameState, talker: Talker) -> None:
         """Point the frame to the tables of `talker` and the tensors of `state` by slot."""

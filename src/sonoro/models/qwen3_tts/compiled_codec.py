@@ -5,7 +5,6 @@ the next chunk of a slot."""
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any, cast
 
 import torch
@@ -21,12 +20,11 @@ from .decoder import CodecDecoder
 
 
 class CompiledDecoder(PackedLayers):
-    """`StreamingCodec.decode` with `history`, for at most `most_frames` frames of each slot at once. Allocates only the
-    samples."""
+    """`StreamingCodec.decode` with `history`, for at most `most_frames` frames of each slot at once."""
 
     def __init__(self, decoder: CodecDecoder, history: History, weights: PackedConvs, most_frames: int) -> None:
-        super().__init__(history, weights)
-        self.most_frames, self._hop = most_frames, decoder.hop
+        super().__init__(history, weights, most_frames)
+        self._hop = decoder.hop
         folded, transformer, upsample = decoder.quantizer.folded, decoder.pre_transformer, decoder.upsample
         assert folded is not None
         first, *blocks, snake, last = decoder.decoder
@@ -43,21 +41,13 @@ class CompiledDecoder(PackedLayers):
         codec.seen = self.at(history.seen)
         codec.up_count, codec.block_count = len(pairs), len(blocks)
         codec.norm_eps = cast(vocoder.ConvNext, pairs[0][1]).norm.eps
-        floats = self._room(decoder)
-        codec.room = (ctypes.c_void_p * Codec.ROOMS)(*(self.at(torch.zeros(floats)) for _ in range(Codec.ROOMS)))
+        codec.room = self.rooms(Codec.ROOMS, self._room(decoder))
 
     def __call__(self, frames: Tensor, slots: Tensor) -> Tensor:
         """Decode `frames` [B, T, K] int64 of `slots` [B] to [B, T * hop], advancing the history."""
-        (count, rows, books), samples = frames.shape, torch.empty(len(frames), frames.shape[1] * self._hop)
-        assert rows <= self.most_frames
-        assert books == self._codec.books
-        assert slots.shape == (count,)
-        assert frames.dtype == slots.dtype == torch.int64
-        assert slots.is_contiguous()
-        frames = frames.contiguous()
-        given = frames.data_ptr(), slots.data_ptr(), count, rows, self._hop, samples.data_ptr()
-        self._code.decode(ctypes.byref(self._codec), *given)
-        return samples
+        assert frames.shape[2] == self._codec.books
+        assert frames.dtype == torch.int64
+        return self.run(self.library.decode, self._codec, frames, slots, self._hop)
 
     def _snake(self, part: nn.Module) -> Snake:
         return Snake(*(self.at(values.float()) for values in cast(vocoder.Snake, part).rates))

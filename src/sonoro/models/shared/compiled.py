@@ -4,17 +4,23 @@ numbers, a quarter of the memory traffic."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+import logging
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from sonoro.native.library import CompiledCode, Layer, Product, Room, Stack
-from sonoro.nn.kvcache import PagedKVCache
+from sonoro.native.library import CompiledCode, FlowBlock, FlowHead, Layer, Product, Room, Stack, Watch, load
+from sonoro.nn import flow_head
+from sonoro.nn.kvcache import PackedTokens, PagedKVCache
 from sonoro.nn.linear import Linear
 from sonoro.nn.transformer import DecoderConfig, DecoderLayer, DecoderStack, Rotary
 from sonoro.nn.watch import HeadWatch
+from sonoro.runtime.memory import compact_heap
+
+logger = logging.getLogger(__name__)
 
 _READ = (torch.float32, torch.int64, torch.int32, torch.int8, torch.bool)
 """What the C code reads."""
@@ -42,8 +48,8 @@ class PackedWeights:
     def __init__(self, library: CompiledCode, roots: Sequence[nn.Module]) -> None:
         self.library = library
         self._kept: list[Any] = []
-        parts = linear_layers(*roots)
-        self._products = {id(part): self._product(part) for part in parts}
+        with compact_heap():
+            self._products = {id(part): self._product(part) for part in linear_layers(*roots)}
 
     def product(self, part: nn.Module, bias: Tensor | None = None) -> Product:
         """That of the linear layer `part`, plus `bias` if it has none of its own."""
@@ -76,6 +82,19 @@ def has_known_layout(parts: Sequence[Linear], library: CompiledCode) -> bool:
         else library.packs and part.weight.dtype == torch.int8
         for part in parts
     )
+
+
+def library_for(*roots: nn.Module, is_known: bool = True) -> CompiledCode | None:
+    """The compiled code, if it knows the layout of all linear layers in `roots`, and what else `is_known`. None on a
+    GPU and, said in the log, without a library for this machine, or for another layout."""
+    parts = linear_layers(*roots)
+    if not parts[0].weight.is_cpu:
+        return None
+    library = load()
+    if library is None or not is_known or not has_known_layout(parts, library):
+        logger.info("event=decode_step code=torch")
+        return None
+    return library
 
 
 def stack_of(  # noqa: PLR0917 (what `DecoderStack.step` is given)
@@ -112,6 +131,26 @@ def stack_of(  # noqa: PLR0917 (what `DecoderStack.step` is given)
     )  # fmt: skip
 
 
+def watch_of(addresses: Addresses, watch: HeadWatch | None) -> Watch:
+    """Where the attention that `watch` wants is recorded; nowhere for None."""
+    if watch is None:
+        return Watch()
+    return Watch(addresses.at(watch.spans), addresses.at(watch.attention), *watch.attention.shape[1:])
+
+
+def flow_head_of(weights: PackedWeights, addresses: Addresses, head: flow_head.FlowHead) -> FlowHead:
+    product, at, width = weights.product, addresses.at, head.cond_embed.out_features
+    blocks = (FlowBlock * len(head.res_blocks))()
+    for to, block in zip(blocks, cast(Sequence[flow_head.FlowBlock], head.res_blocks), strict=True):
+        to.inner, to.outer = product(block.mlp["0"]), product(block.mlp["2"])
+        to.norm, to.bias = map(at, affine(block.in_ln))
+    return FlowHead(
+        product(head.cond_embed), product(head.input_proj), product(head.modulations, head.modulation_bias),
+        product(head.final_layer["linear"]), blocks, at(head.times), at(torch.ones(width)), at(torch.zeros(width)),
+        len(blocks), head.steps, FlowHead.KINDS.index(head.kind), width, head.latents, head.eps,
+    )  # fmt: skip
+
+
 def affine(norm: nn.Module) -> tuple[Tensor, Tensor | None]:
     """The weight of `norm`, and its bias if it is a LayerNorm."""
     return cast(Tensor, norm.weight), cast(Tensor, norm.bias) if isinstance(norm, nn.LayerNorm) else None
@@ -133,3 +172,16 @@ def room_of(
     }  # fmt: skip
     numbers = (torch.zeros(rows, dtype=torch.int64) for _ in range(2))
     return Room(*(addresses.at(torch.zeros(sizes[name])) for name in Room.FLOATS), *map(addresses.at, numbers))
+
+
+def prompt_runner(library: CompiledCode, stack: Stack, room: Room, most: int) -> Callable[[Tensor, PackedTokens], None]:
+    """What writes keys and values of packed tokens, whose inputs are rows [T, H]; `most` of them fit into `room`."""
+
+    def run(rows: Tensor, tokens: PackedTokens) -> None:
+        assert rows.dtype == torch.float32
+        assert tokens.slots.dtype == tokens.positions.dtype == torch.int64
+        given = rows.contiguous(), tokens.slots.contiguous(), tokens.positions.contiguous()
+        pointers = (tensor.data_ptr() for tensor in given)
+        library.prefill(ctypes.byref(stack), ctypes.byref(room), *pointers, len(rows), most)
+
+    return run

@@ -4,15 +4,19 @@ pointers into the history that the modules keep too, so that either may decode t
 
 from __future__ import annotations
 
-from typing import cast
+import ctypes
+from collections.abc import Callable
+from ctypes import Array, Structure
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sonoro.models.shared.compiled import Addresses, affine
-from sonoro.native.library import BLOCK, CompiledCode, Conv, WindowLayer, Windows
+from sonoro.native.library import BLOCK, CompiledCode, Conv, EluBlock, WindowLayer, Windows
 from sonoro.nn.causal import CausalConv1d, CausalConvTranspose1d, CausalLayer, lay_out
+from sonoro.nn.elu import EluVocoder
 from sonoro.nn.history import History
 from sonoro.nn.linear import Linear
 from sonoro.nn.window import WindowLayer as Layer
@@ -108,11 +112,29 @@ def _padded(rows: Tensor) -> Tensor:
 
 
 class PackedLayers(Addresses):
-    """A codec's layers for the compiled code, with their left context in `history`."""
+    """A codec's layers for the compiled code, with their left context in `history`, for at most `most_frames` frames of
+    each slot at once. Subclasses fill a structure of the C code, and call their function of it by `run`."""
 
-    def __init__(self, history: History, weights: PackedConvs) -> None:
+    def __init__(self, history: History, weights: PackedConvs, most_frames: int) -> None:
         super().__init__(history, weights)
-        self.history, self._weights, self._code = history, weights, weights.library
+        self.history, self._weights, self.library = history, weights, weights.library
+        self.most_frames = most_frames
+
+    def run(self, function: Callable[..., None], codec: Structure, frames: Tensor, slots: Tensor, hop: int) -> Tensor:
+        """`function` of `frames` [B, T, ...] of `slots` [B]: [B, T * hop]. Allocates only the samples."""
+        count, rows = frames.shape[:2]
+        assert rows <= self.most_frames
+        assert slots.shape == (count,)
+        assert slots.dtype == torch.int64
+        assert slots.is_contiguous()
+        frames, samples = frames.contiguous(), torch.empty(count, rows * hop)
+        given = frames.data_ptr(), slots.data_ptr(), count, rows, hop, samples.data_ptr()
+        function(ctypes.byref(codec), *given)
+        return samples
+
+    def rooms(self, count: int, floats: int) -> Any:
+        """So many rooms of `floats` numbers for intermediate results."""
+        return (ctypes.c_void_p * count)(*(self.at(torch.zeros(floats)) for _ in range(count)))
 
     def conv(self, part: nn.Module) -> Conv:
         """A linear layer, a causal convolution, or a transposed one as a convolution with `stride` outputs a row."""
@@ -128,6 +150,28 @@ class PackedLayers(Addresses):
             made, frequencies, seen, config.layers, config.width, config.heads, config.kv_heads, config.head_width,
             config.window, config.norm_eps,
         )  # fmt: skip
+
+    def elu_blocks(self, vocoder: EluVocoder) -> Array[EluBlock]:
+        made = (
+            EluBlock(self.conv(up), self.conv(unit.conv1), self.conv(unit.conv2), up.conv.stride[0])
+            for up, unit in vocoder.blocks
+        )
+        return (EluBlock * len(vocoder.blocks))(*made)
+
+    def window_floats(self, layers: WindowLayers, columns: int) -> int:
+        """Numbers of the largest intermediate result of so many columns, with the left context before it."""
+        config = layers.config
+        wide = (config.heads + 2 * config.kv_heads) * config.head_width
+        return (columns + config.window) * max(config.intermediate, wide, config.width)
+
+    def elu_floats(self, vocoder: EluVocoder, columns: int) -> int:
+        """The same of `vocoder`."""
+        kept, sizes = max(layer.length for layer in (*vocoder.ends, *(unit.conv1 for _, unit in vocoder.blocks))), []
+        for up, _ in vocoder.blocks:
+            sizes.append((columns + kept) * max(up.conv.in_channels, vocoder.ends[0].width))
+            columns *= up.conv.stride[0]
+            sizes.append((columns + kept) * up.conv.out_channels)
+        return max(sizes)
 
     def _window(self, layer: Layer) -> WindowLayer:
         attention, feed = layer.self_attn, layer.mlp

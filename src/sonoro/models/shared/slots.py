@@ -388,6 +388,32 @@ class ReadsText:
         return None if state.watch is None else state.watch.attention
 
 
+class SpeaksFrames(ReadsText):
+    """What a `SpeechModel` has `frames` for, the module of its decode step, whose functions take its language model."""
+
+    frames: Any
+    position_bytes: int
+    _modules: Any
+    _prompts: Any
+
+    def frame(self, state: Any, slots: Tensor, record: list[Tensor] | None = None) -> None:
+        self.frames.frame(self._modules.lm, state, slots, record)
+
+    def check_kernels(self, state: Any, batch: int) -> None:
+        self.frames.check_kernels(self._modules.lm, state, batch)
+
+    def parts(self, state: Any) -> dict[str, Callable[[Tensor], object]]:
+        found: dict[str, Callable[[Tensor], object]] = self.frames.parts(self._modules.lm, state)
+        return found
+
+    def frame_bytes(self, batch: int, context: int) -> int:
+        return int(self.frames.floor_bytes(self._modules.lm)) + batch * context * self.position_bytes
+
+    def token_spans(self, text: str) -> list[tuple[int, int]]:
+        spans: list[tuple[int, int]] = self._prompts.token_spans(text)
+        return spans
+
+
 def _watched(state: BackboneState, prompt: TextSpanned) -> tuple[int, int]:
     """Start and count of the positions of `prompt` to watch."""
     if state.watch is not None and state.watch.is_whole:

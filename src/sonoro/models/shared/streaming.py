@@ -24,13 +24,20 @@ from sonoro.models.shared.codec_choice import (
     peaks,
     snr_db,
 )
+from sonoro.models.shared.compiled_codec import PackedConvs
+from sonoro.native.library import PACKING, load
 from sonoro.nn.history import WHOLE, Context, History, Layout
 from sonoro.nn.vocoder import finalize
 from sonoro.nn.vocoder_fused import Past, keep_folded
 from sonoro.ops.device import is_recorded
+from sonoro.runtime.memory import compact_heap
 from sonoro.runtime.ring import overwrite
+from sonoro.runtime.threads import is_small
 
 logger = logging.getLogger(__name__)
+
+Decode = Callable[[Tensor, Tensor], Tensor]
+"""Frames [B, T, ...] of slots [B] to audio [B, T * hop]."""
 
 HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -103,10 +110,12 @@ class StreamingCodec(nn.Module):
 
     Call `finalize` once after loading, and `settle` before the first history is allocated. `fuse` makes a `Fused` of a
     finalized decoder, with residual streams in the given dtype; `fused` is the one in use, if any. `model_dtype` is
-    the dtype of the language model; `skipped` names unused stored tensors, as in `LoadedModel`."""
+    the dtype of the language model; `skipped` names unused stored tensors, as in `LoadedModel`; `compiled` makes the
+    decoder's compiled code for a CPU, for families that have some."""
 
     decoder: Any
     skipped: tuple[str, ...] = ()
+    compiled: Callable[[Any, History, PackedConvs, int], Decode] | None = None
 
     def __init__(self, sample_rate: int, decoder: _Decoder, fuse: Callable[[Any, torch.dtype], Fused]) -> None:
         super().__init__()
@@ -117,6 +126,8 @@ class StreamingCodec(nn.Module):
         self.model_dtype = torch.float32
         self.choice: CodecChoice | None = None
         """The last result of `settle`."""
+        self._packed: PackedConvs | None = None
+        self._runs_in_torch = False
 
     def finalize(self) -> None:
         """Compute what is derived from the weights of decoder and encoder. Not capturable."""
@@ -128,6 +139,7 @@ class StreamingCodec(nn.Module):
     @torch.no_grad()
     def move(self, device: torch.device) -> None:
         """Move the codec to `device`, with all that is derived from the weights. Not capturable."""
+        self._keep_in_torch()
         self.to(device)
         self.finalize()
 
@@ -137,6 +149,25 @@ class StreamingCodec(nn.Module):
         heard = audio.to(self.decoder.weight.device)
         with torch.cuda.device_of(heard):
             yield heard
+
+    def compiled_decode(self, history: History, most_frames: int) -> Decode | None:
+        """`CompiledCodec.compiled_decode`; None on a GPU, for dtypes other than float32, and for a large decoder, which
+        needs more threads."""
+        weight, library = self.decoder.weight, load() if self.compiled is not None else None
+        if library is None or weight.dtype != torch.float32 or not weight.is_cpu or not is_small(self.decoder):
+            return None
+        with PACKING, compact_heap():
+            assert self.compiled is not None
+            self._packed = self._packed or PackedConvs(library, frees=not self._runs_in_torch)
+            return self.compiled(self.decoder, history, self._packed, most_frames)
+
+    def _keep_in_torch(self) -> None:
+        """From now on the decoder has its weights in torch, whatever compiled code has packed."""
+        if not self._runs_in_torch:
+            with PACKING:
+                self._runs_in_torch = True
+                if self._packed is not None:
+                    self._packed.restore()
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -250,6 +281,7 @@ class StreamingCodec(nn.Module):
 
     def _decode(self, frames: Tensor, slots: Tensor | None, history: History | None, rendered: int) -> Tensor:
         """The audio of the last `rendered` of `frames`; all of them pass through `contextualize`."""
+        self._keep_in_torch()
         if self.fused is not None:
             past = Past(slots, history)
             return self.fused.render(self.fused.contextualize(frames, past)[:, -rendered:].contiguous(), past)

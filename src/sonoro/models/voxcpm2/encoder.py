@@ -39,7 +39,6 @@ class CodecEncoder(nn.Module):
     def encode(self, audio: Tensor) -> Tensor:
         """Encode mono `audio` [T * hop], T at least 1, to latents [T, D]. No sync."""
         weight = self.fc_mu.conv.weight
-        history = History(self.layout, 1, device=weight.device, dtype=weight.dtype)
-        context = history.at(torch.zeros(1, dtype=torch.int64, device=weight.device))
+        context = History.stream(self.layout, weight)
         pieces = audio.to(weight)[None].split(_PIECE_COLUMNS * self.hop, dim=1)
         return torch.cat([self(piece, context) for piece in pieces], dim=1)[0]

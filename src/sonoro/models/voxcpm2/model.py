@@ -3,7 +3,7 @@
 import functools
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import torch
@@ -15,7 +15,7 @@ from sonoro.core.types import ModelSpec, Reference, SamplingParams, SpeechReques
 from sonoro.models.base import Capacity, Codec, SavedVoice, Spoken, Voice
 from sonoro.models.settings import CONTROL_TOKENS
 from sonoro.models.shared.loading import Family
-from sonoro.models.shared.slots import ReadsText, RowPrompt
+from sonoro.models.shared.slots import RowPrompt, SpeaksFrames
 from sonoro.nn.tokenizer import TextTokenizer
 from sonoro.nn.weights import fingerprint
 from sonoro.runtime.sampling import Controls
@@ -62,7 +62,7 @@ _OPTIONS = (
 )  # fmt: skip
 
 
-class VoxCPM2(ReadsText):
+class VoxCPM2(SpeaksFrames):
     """Both language models, flow and codec behind the protocols of `models.base`. Holds no per-request state."""
 
     def __init__(self, name: str, config: ModelConfig, modules: VoxModules, tokenizer: TextTokenizer) -> None:
@@ -72,6 +72,7 @@ class VoxCPM2(ReadsText):
         self._prompts = PromptBuilder(config, tokenizer)
         self._config, self._priming = config, _PRIMING.default
 
+    frames = frame
     settings = (CONTROL_TOKENS, _MOST_STEPS, _PRIMING)
     reset, stage, admit = staticmethod(by_slot.reset), staticmethod(by_slot.stage), staticmethod(by_slot.admit)
     is_text_alone, save_voice = staticmethod(by_slot.is_text_alone), staticmethod(voice.save_voice)
@@ -112,9 +113,6 @@ class VoxCPM2(ReadsText):
                 raise InvalidRequest(name, given, f"{self.spec.name} samples nothing: it must be {only:g}, or left out")
         return self._prompts.build(segment, Controls.of(request, index), before, voice, request.instructions)
 
-    def token_spans(self, text: str) -> list[tuple[int, int]]:
-        return self._prompts.token_spans(text)
-
     @functools.cached_property
     def fingerprint(self) -> str:
         # Saved voices depend on the priming setting.
@@ -129,18 +127,6 @@ class VoxCPM2(ReadsText):
 
     def prefill_text(self, state: FrameState, tokens: Tensor) -> None:
         prefill(self._modules.lm, state, tokens, is_text_alone=True)
-
-    def frame(self, state: FrameState, slots: Tensor, record: list[Tensor] | None = None) -> None:
-        frame.frame(self._modules.lm, state, slots, record)
-
-    def check_kernels(self, state: FrameState, batch: int) -> None:
-        frame.check_kernels(self._modules.lm, state, batch)
-
-    def parts(self, state: FrameState) -> dict[str, Callable[[Tensor], object]]:
-        return frame.parts(self._modules.lm, state)
-
-    def frame_bytes(self, batch: int, context: int) -> int:
-        return frame.floor_bytes(self._modules.lm) + batch * context * self.position_bytes
 
 
 def spec_of(name: str, config: ModelConfig) -> ModelSpec:

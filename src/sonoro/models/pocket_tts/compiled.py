@@ -1,0 +1,83 @@
+"""The decode step as one call of compiled code, for a few slots on a CPU: pointers into language model and state.
+
+`frame.py` is the reference; the C code is in `sonoro.native`."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from sonoro.models.shared import compiled as shared
+from sonoro.native.library import CompiledCode, Flow, FlowRoom
+from sonoro.nn.flow_head import FlowBlock
+
+from .backbone import FlowLM
+from .frame import EARLIEST_END
+from .state import FrameState, prefill
+
+_MOST_SLOTS, _ROWS = 16, 64
+
+
+class CompiledLM(shared.PackedWeights):
+    """The weights of a finalized language model for the compiled code, packed once for all states."""
+
+    def __init__(self, lm: FlowLM, library: CompiledCode) -> None:
+        super().__init__(library, _roots(lm))
+        self.lm = lm
+
+    @classmethod
+    def of(cls, lm: FlowLM) -> CompiledLM | None:
+        """That of `lm`; None where there is no compiled code for it."""
+        library = shared.library_for(*_roots(lm))
+        return None if library is None else cls(lm, library)
+
+
+def _roots(lm: FlowLM) -> list[nn.Module]:
+    """All that a frame runs, but for what is joined to one product."""
+    head = lm.flow_net
+    blocks = [cast(FlowBlock, block).mlp for block in head.res_blocks]
+    own = (lm.transformer, lm.z_proj or nn.Identity(), lm.out_eos, lm.input_linear)
+    return [*own, head.cond_embed, head.input_proj, head.modulations, head.final_layer["linear"], *blocks]
+
+
+class CompiledFrame:
+    """`CompiledSteps` of a language model and one state. A frame allocates nothing."""
+
+    most = _MOST_SLOTS
+
+    def __init__(self, compiled: CompiledLM, state: FrameState) -> None:
+        self._compiled, self._state = compiled, state
+        self._kept = addresses = shared.Addresses(compiled)
+        lm, at = compiled.lm, addresses.at
+        head, config = lm.flow_net, lm.config.backbone
+        self._stepped = torch.zeros(self.most, dtype=torch.int64)
+        self._flow = flow = Flow()
+        flow.backbone = shared.stack_of(compiled, addresses, lm.transformer, state.cache, state.rotary, state.watch)
+        given, positions = lm.out_eos.in_features, len(state.rotary[0])
+        flow.room = shared.room_of(addresses, (config,), _ROWS, positions=positions, logits=1, hidden=given)
+        width, modulated = head.cond_embed.out_features, head.modulations.out_features
+        sizes = (width, width, modulated, width, max(width, head.latents), head.latents)
+        flow.flow = FlowRoom(*(at(torch.zeros(self.most * size)) for size in sizes))
+        flow.head = shared.flow_head_of(compiled, addresses, head)
+        if lm.z_proj is not None:
+            flow.projection = compiled.product(lm.z_proj)
+        flow.end, flow.input = compiled.product(lm.out_eos), compiled.product(lm.input_linear)
+        flow.std, flow.mean, flow.earliest_end = at(lm.emb_std), at(lm.emb_mean), EARLIEST_END
+        for name in ("done", "length", "position", "last", "options", "pending", "frames"):
+            setattr(flow, name, at(getattr(state, name)))
+        flow.controls, flow.frames_stride = at(state.samplers[0].packed), state.frames[0].numel()
+        flow.watch = shared.watch_of(addresses, state.watch)
+        self._run = shared.prompt_runner(compiled.library, flow.backbone, flow.room, _ROWS)
+
+    def frame(self, slots: Tensor) -> None:
+        """A frame for each of `slots` [B] int64, at most `most`."""
+        assert slots.shape[0] <= self.most
+        given = slots.data_ptr(), slots.shape[0], self._stepped.data_ptr()
+        self._compiled.library.step_flow(ctypes.byref(self._flow), *given)
+
+    def prefill(self, tokens: Tensor) -> None:
+        """`SpeechModel.prefill`."""
+        prefill(self._compiled.lm, self._state, tokens, self._run)
