@@ -87,7 +87,13 @@ def test_a_file_of_the_servers_folder_has_a_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [{"name": "", "rules": {}}, {"name": "a/b", "rules": {}}, {"name": "a", "rules": [{"text": "x"}]}, {"rules": []}],
+    [
+        {"name": "a", "content": "[" * 100_000},
+        {"name": "", "rules": {}},
+        {"name": "a/b", "rules": {}},
+        {"name": "a", "rules": [{"text": "x"}]},
+        {"rules": []},
+    ],
 )
 def test_what_is_no_lexicon_is_refused(body: dict[str, Any]) -> None:
     async def ask() -> None:

@@ -118,6 +118,19 @@ def test_a_request_brings_lexicons_of_its_own() -> None:
     run(ask())
 
 
+def test_aliases_make_no_endless_text() -> None:
+    async def ask() -> None:
+        async with serving("shown") as server:
+            rules = [{"a": "word " * 90}]
+            check_error(await answer(server, "a " * 200, lexicons=rules), 400, "input")
+            async with session(server) as live:
+                await live.say("session.config", response_format="pcm", lexicons=[{"a": "b" * 500}])
+                await live.hear()
+                assert (await live.speak("a " * 250))[1][-1]["type"] in ("audio.done", "error")
+
+    run(ask())
+
+
 def test_voices_change_within_a_text() -> None:
     async def ask() -> None:
         async with serving("shown") as server:
@@ -146,6 +159,19 @@ def test_a_dialogue_of_inputs_is_its_lines_with_pauses() -> None:
             assert abs(len(sent.content) / 2 - 80 * letters - 39 * 4000) <= 40 * 3
             both = await server.http.post(SPEECH, json={**body, "input": "Hi."})
             check_error(both, 400, "inputs")
+            turns = [{"voice": voice, "text": text} for voice, text in lines]
+            body = {"turns": turns, "response_format": "pcm", "pause_between_turns": 0.3}
+            kokoro = await server.http.post("/dev/dialogue", json=body)
+            # Neighbours of one voice are one turn.
+            assert abs(len(kokoro.content) / 2 - 80 * (letters + 12) - 27 * 2400) <= 40 * 3
+            aliases = {"a": {"voice": "high", "rate": 2.0}, "b": "low"}
+            turns = [{"voice_id": "a", "text": "Good day."}] * 2 + [{"voice_id": "b", "text": "Yes."}]
+            body = {**body, "voice_aliases": aliases, "turns": None, "inputs": turns, "pause_between_turns": 0}
+            sent = await server.http.post("/dev/dialogue", json=body)
+            assert abs(len(sent.content) / 2 - 80 * (len("Good day. Good day.") / 2 + 4)) <= 240
+            refused = await server.http.post("/dev/dialogue", json={"turns": [{"text": "a", "voice": "x"}]})
+            assert (refused.status_code, refused.json()["detail"]["error"]) == (404, "unknown_voice")
+            assert (await server.http.post("/dev/dialogue", json={"turns": []})).status_code == 400
             turns = [{"voice_id": f"stranger {voice}", "text": text} for voice, text in lines]
             path = "/v1/text-to-dialogue/stream?output_format=pcm_8000"
             other = await server.http.post(path, json={"inputs": turns, "model_id": "eleven_v3"})

@@ -48,6 +48,9 @@ _OPENAI_MODEL = re.compile(r"(tts-1|gpt-[\w.-]*(tts|audio))[\w.-]*", re.ASCII)
 QUICK_BYTES = 4096
 """Bodies shorter than this hold no recording."""
 
+MOST_SAID = 4
+"""Times `max_characters` that a text may have with its aliases."""
+
 _ANSWERS: Answers = {
     200: {
         "description": "audio, or events with audio, streamed as it is generated",
@@ -182,7 +185,11 @@ class SpeechFactory:
         except UnknownVoice:
             await self._voices.scan()
             request = resolved()
-        is_silent = is_silent or (request.script is not None and not request.script.lines)
+        if request.script is not None:
+            is_silent = is_silent or not request.script.lines
+            if (said := sum(map(len, request.script.texts))) > MOST_SAID * limit:
+                limits = f"with its aliases it must have at most {MOST_SAID * limit}"
+                raise InvalidRequest("input", f"{said} characters", limits)
         sent = self._response_body(body, lexicons, is_live=is_live)
         texts = (request.instructions or "", *(reference.text or "" for reference in references))
         with contextlib.ExitStack() as held:

@@ -59,6 +59,16 @@ def test_tags_say(markup: str, text: str, said: str) -> None:
     assert spoken(text, markup=markup, on_markup="plain") == said
 
 
+def test_elements_of_html_that_are_never_closed_are_left_out() -> None:
+    text = "One.<br>Two." + "<p>Three" * 40 + "<li>four"
+    said = spoken(text, markup="tags", on_markup="plain")
+    assert said == "one. two. " + "three. " * 40 + "four. w: br, li"
+
+
+def test_a_list_of_warnings_has_an_end() -> None:
+    assert len(spoken("<i>a</i> " * 500, markup="tags", on_markup="plain", raw=True).warnings) == 64
+
+
 @pytest.mark.parametrize("text", ['<speed ratio="9"/>x', '<volume ratio="loud"/>x', '<break time="1"/>x', "[rate:9]x"])
 def test_tags_out_of_bounds_are_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match="line 1, column 1"):

@@ -19,7 +19,7 @@ from starlette.routing import BaseRoute
 
 from sonoro.core.errors import ConfigError
 from sonoro.server.config import ServerConfig
-from sonoro.server.dialects import cartesia, deepgram, elevenlabs, vllm_omni
+from sonoro.server.dialects import cartesia, deepgram, elevenlabs, kokoro, vllm_omni
 from sonoro.server.dialects.wyoming import wyoming_routes
 from sonoro.server.service import Service
 from sonoro.server.sessions import OtherSession
@@ -30,6 +30,7 @@ DIALECTS: dict[str, Callable[[Service], Sequence[BaseRoute]]] = {
     "elevenlabs": elevenlabs.routes,
     "cartesia": cartesia.routes,
     "deepgram": deepgram.routes,
+    "kokoro": kokoro.routes,
 }
 
 LIVE_DIALECTS: dict[str, type[OtherSession]] = {"vllm_omni": vllm_omni.OmniSession}

@@ -27,7 +27,7 @@ from sonoro.server.service import Service
 from sonoro.server.stream import AudioBody, Speech
 from sonoro.server.timeline import Timeline
 from sonoro.server.websocket_session import WebSocketSession
-from sonoro.text.script.dialogue import Cue, dialogue
+from sonoro.text.script.dialogue import BETWEEN_S, Cue, dialogue
 
 LANGUAGES = {
     **{"zh": "chinese", "en": "english", "de": "german", "it": "italian", "pt": "portuguese", "es": "spanish"},
@@ -55,7 +55,8 @@ class Asked:
     with_words: bool = False
     markup: Markup = "auto"
     inputs: Sequence[Cue] = ()
-    """A dialogue in place of the text."""
+    """A dialogue in place of the text, with `between_s` of silence between two cues."""
+    between_s: float = BETWEEN_S
     lexicons: Sequence[dict[str, JsonValue]] = ()
     """The names of lexicons, in objects as of the native API."""
 
@@ -110,7 +111,7 @@ class Dialect:
     def body_of(self, asked: Asked) -> SpeechBody:
         """`asked` as the body of a native request. Raises `InvalidRequest` and `NotReady`."""
         fields = {
-            "input": dialogue(asked.inputs) if asked.inputs else asked.text,
+            "input": dialogue(asked.inputs, asked.between_s) if asked.inputs else asked.text,
             "voice": asked.voice or None,
             "language": language_of(asked.language, self.service.speech.spec()),
             "speed": min(max(asked.speed, MIN_SPEED), MAX_SPEED),

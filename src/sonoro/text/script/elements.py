@@ -193,6 +193,11 @@ _ELEMENTS: dict[str, Callable[[Elements, ExitStack, dict[str, str], int], None]]
 }
 
 
+def knows(name: str) -> bool:
+    """Whether element `name` means anything."""
+    return name in _ELEMENTS or name in _HIDDEN or name in _PLAIN
+
+
 def break_s(marked: Marked, attributes: dict[str, str], at: int) -> float:
     """The seconds of a break with `attributes`. Raises `InvalidRequest`."""
     if (time := attributes.get("time")) is not None:

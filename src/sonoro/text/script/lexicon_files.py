@@ -34,6 +34,8 @@ def read_lexicon(content: bytes, name: str = "") -> Lexicon:
     if begin in ("[", "{"):
         try:
             return lexicon_of(json.loads(text))
+        except RecursionError as error:
+            raise InvalidRequest("lexicons", name, "its JSON is nested too deep") from error
         except ValueError as error:
             raise InvalidRequest("lexicons", name, f"it is not JSON: {error}") from error
     return Lexicon(_listed(text))

@@ -18,6 +18,7 @@ from .lines import Composer, Delivery, is_ended
 from .live_marked import LiveMarked
 from .marked import Marked, Style
 
+_MOST_SAID = 4
 _TAIL = 32
 """Characters kept of what was said."""
 
@@ -170,6 +171,9 @@ class LiveScript:
         return said
 
     def _speak(self, start: int, end: int) -> str:
+        """Speak characters `start` to `end`. Raises `InvalidRequest` if there is too much with the aliases."""
+        if len(self.origins) > _MOST_SAID * self._most:
+            raise InvalidRequest("text", f"{len(self.origins)} characters", "its aliases make too many of it")
         last = self._lines[-1]
         spoken = self._composer.spoken(start, end, last.said)
         if not last.has_words and is_speakable(spoken.text):

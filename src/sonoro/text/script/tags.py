@@ -18,7 +18,7 @@ from functools import cache
 
 from sonoro.core.script import Said
 
-from .elements import Elements
+from .elements import Elements, knows
 from .marked import MAX_RATE, MIN_RATE, Marked
 from .values import number_of, seconds_of
 
@@ -51,6 +51,8 @@ _OF_DEEPGRAM = ("escaped_pause", "escaped_word")
 _TAG = re.compile(r"<(/?)([A-Za-z][\w:-]*)(.*?)(/?)>", re.DOTALL)
 _PAIR = re.compile(r"""([\w:.-]+)(?:\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'<>/]+)))?""")
 _PAUSES = {"pause": 0.5, "short pause": 0.25, "long pause": 1.0}
+_BLOCKS = frozenset(("br", "div", *(f"h{n}" for n in range(1, 7)), "hr", "li", "ol", "table", "td", "th", "tr", "ul"))
+"""Elements of HTML that part what is before them from what is behind."""
 _STANDALONE = frozenset(("break", "speed", "volume", "emotion", "mark"))
 
 
@@ -184,9 +186,18 @@ class Tags:
         found = _TAG.fullmatch(form)
         assert found is not None
         name = found[2].lower().rpartition(":")[2]
+        if not knows(name):
+            # It holds nothing: in HTML many elements are never closed.
+            if not found[1]:
+                self._marked.ignore(name, at)
+            if name in _BLOCKS:
+                self._marked.border(at)
+            return
         if found[1]:
             self._close(name)
             return
+        if name in ("p", "s"):
+            self._close(name)
         attributes = {pair[1].lower(): pair[2] or pair[3] or pair[4] or "" for pair in _PAIR.finditer(found[3])}
         self._elements.begin(name, attributes, at)
         if found[4] or name in _STANDALONE:
