@@ -74,7 +74,7 @@ def test_say_takes_markup_and_lexicons(sonoro: Run, monkeypatch: pytest.MonkeyPa
     captions = Path("out.srt").read_text()
     assert "W3C rules." in captions
     assert "<" not in captions
-    code, _, err = sonoro("say", text, "--out", "out.wav")
+    code, _, err = sonoro("say", text, "--out", "out.wav", "--force")
     assert code != 0
     assert "emphasis" in err
 

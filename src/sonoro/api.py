@@ -47,6 +47,9 @@ LexiconLike = Lexicon | Mapping[str, Any] | Sequence[Any] | str | Path
 """A lexicon, its rules, aliases by word, or the path of a file with them."""
 
 
+Recording = bytes | str | Path
+
+
 class RequestFields(TypedDict, total=False):
     """The keywords of a request. One that is left out, or None, is the model's default (seed: 0).
 
@@ -70,6 +73,8 @@ class RequestFields(TypedDict, total=False):
     on_fault: how to handle a segment that is not spoken as written, by the model's attention: "mark" reports it,
         "retry" speaks it again within `attempts`, and alone the words at the end that the last did not reach;
         "continue" breaks it off at its last good word and goes on there.
+    cast: recordings of further voices by name, for markup and lines that name them: a path or a file's bytes, or these
+        with the transcript.
     parallel: how many segments are spoken at once, up to 256; the audio of each then comes whole, in order.
     options: the model's own options by name, listed in `TTS.spec.options`; each may also be a keyword of its own."""
 
@@ -91,6 +96,7 @@ class RequestFields(TypedDict, total=False):
     attempts: int | None
     on_fault: OnFault | None
     parallel: int | None
+    cast: Mapping[str, Recording | tuple[Recording, str]] | None
     options: Mapping[str, OptionValue]
 
 
@@ -114,12 +120,13 @@ def speech_request(text: str, voice: str | None = None, **fields: Unpack[Request
     for name in ("text_format", "markup", "on_markup", "parallel"):
         if given.get(name, "") is None:
             del given[name]
-    seed, options = given.pop("seed", None), given.pop("options", {})
+    seed, options, cast = given.pop("seed", None), given.pop("options", {}), given.pop("cast", None) or {}
     return SpeechRequest(
         id=f"tts-{next(_request_numbers)}",
         text=text,
         voice=voice,
         references=_references(*reference),
+        cast={name.lower(): _recording(recording) for name, recording in cast.items()},
         sampling=SamplingParams(**sampling),
         seed=0 if seed is None else seed,
         **{name: given.pop(name) for name in RequestFields.__annotations__ if name in given},
@@ -128,6 +135,12 @@ def speech_request(text: str, voice: str | None = None, **fields: Unpack[Request
 
 
 _REFERENCE_FIELDS = ("ref_audio", "ref_text", "x_vector_only")
+
+
+def _recording(given: Recording | tuple[Recording, str]) -> Reference:
+    if isinstance(given, tuple):
+        return read_reference(given[0], text=given[1])
+    return read_reference(given, use="reference")
 
 
 def _references(

@@ -4,7 +4,7 @@ Times are seconds from the first sample of the request, at the model's tempo; `a
 played faster or slower."""
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -12,6 +12,7 @@ import msgspec
 class Word(msgspec.Struct, frozen=True, kw_only=True):
     """A word as written, `text[start:end]` without surrounding punctuation, and when it is spoken.
     In scripts without spaces, a single character. `is_estimated`: the accuracy of the model's times was not measured.
+    `voice` is the name that markup gives, None for the request's voice.
     """
 
     text: str
@@ -20,6 +21,13 @@ class Word(msgspec.Struct, frozen=True, kw_only=True):
     start: int
     end: int
     is_estimated: bool = False
+    voice: str | None = None
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Its fields as JSON has them: without a voice, if it has none."""
+        fields: dict[str, Any] = msgspec.to_builtins(self)
+        return fields if self.voice is not None else {name: fields[name] for name in fields if name != "voice"}
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):

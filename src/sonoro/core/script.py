@@ -36,7 +36,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
     `text` is what the model's reader gets, each character of it written at one of `origins` in the script's text.
     `pause_s` of silence follow it, at the model's tempo. It is played at `rate` times the tempo and at `gain` times the
-    amplitude. `voice`, `voice_digest`, `language` and `instructions` take the place of the request's; None leaves it.
+    amplitude. `voice`, `language` and `instructions` take the place of the request's; None leaves it.
     """
 
     text: str

@@ -124,6 +124,7 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
     `with_words` asks for word times, if the model gives them.
     At most `parallel` segments are spoken at once, in slots that nobody else waits for. The audio of each is then sent
     once it has ended, in order, and no prompt includes the segments before it. Not for live text or with `max_frames`.
+    `cast` are further voices that lines of `script` name, in lower case: registered ones by digest, and recordings.
     `script` is what the markup of `text` says, as `sonoro.text.script.scripted` reads it; None: `text` as it stands.
     `is_resolved`: validated and completed by `ModelSpec.resolve`, once, where the request came in."""
 
@@ -149,6 +150,7 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
     on_fault: OnFault | None = None
     with_words: bool = False
     parallel: int = 1
+    cast: dict[str, str | Reference] = {}
     options: dict[str, OptionValue] = {}
     is_resolved: bool = False
 
@@ -176,6 +178,11 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
         """Whether `text` may say more than itself. Quick, as it is asked of every request."""
         text = self.text
         return self.markup != "none" and (self.markup == "ssml" or "<" in text or "[" in text or "\\" in text)
+
+    @property
+    def has_own_voice(self) -> bool:
+        """Whether its voice is not one of the model's own."""
+        return bool(self.references) or self.voice_digest is not None or self.speaker_embedding is not None
 
     @property
     def least_attempts(self) -> int:
@@ -240,6 +247,10 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         what this model cannot do. Called once per request, where it comes in."""
         assert not request.is_resolved, "a request is resolved once"
         voice = self._voice(request, registered)
+        for recording in request.cast.values():
+            if isinstance(recording, Reference):
+                self.check_cloning("cast")
+                recording.check()
         if request.parallel > 1:
             has_voice = bool(request.references) or (voice is not None and voice in registered)
             self._check_parallel(request, has_voice=has_voice)

@@ -159,7 +159,7 @@ class Engine:
                 request.parts = RequestParts(request)
             elif request.words is not None or params.attempts != 1:
                 request.retry = Retry(request)
-            if params.references or params.voice_digest is not None or params.speaker_embedding is not None:
+            if params.has_own_voice or params.cast:
                 self.voices.ask(request)
             if request not in self.voices.awaiting:
                 self.lifecycle.queue(request)

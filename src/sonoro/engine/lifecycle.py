@@ -153,7 +153,7 @@ class Output:
         if not request.params.with_words or request.words is None:
             return None
         words = request.words.take(until_s)
-        return words if request.played is None else request.played.words(words)
+        return words if request.played is None else request.played.words(words, request.segments)
 
 
 def _warnings(request: Request) -> tuple[str, ...]:

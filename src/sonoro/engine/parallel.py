@@ -49,6 +49,7 @@ class RequestParts:
         whole, number = self._whole, self._begun
         playback = Playback(whole.playback.accepted_at_s)
         part = Request(whole.params, [self._segments[number]], whole.voice, playback, whole=whole, first=number)
+        part.cast = whole.cast
         part.is_paused, part.words = whole.is_paused, whole.words and whole.words.anew()
         if part.words is not None or part.params.attempts != 1:
             part.retry = Retry(part)

@@ -3,6 +3,7 @@ played and as they were sent. Works on the host, for requests with a script alon
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -99,13 +100,16 @@ class Played:
         self._samples += len(last) // 2
         return last, self._paused(max(line.pause_s - self._silent / line.rate / self._rate, 0.0))
 
-    def words(self, words: Sequence[Word]) -> tuple[Word, ...]:
-        """`words` of the written text with their times as played and their places as sent."""
+    def words(self, words: Sequence[Word], segments: Sequence[Segment]) -> tuple[Word, ...]:
+        """`words` of the written text, which `segments` speak, with their times as played, their places as sent, and
+        the voices of their lines."""
         made = []
         for word in words:
+            line = segments[max(bisect_right(segments, word.start, key=lambda segment: segment.start) - 1, 0)].line
             start, end = self._sent.span(word.start, word.end)
             times = {"start_s": self._played_s(word.start_s), "end_s": self._played_s(word.end_s, word.start_s)}
-            made.append(msgspec.structs.replace(word, start=start, end=end, **times))
+            voice = None if line is None else line.voice
+            made.append(msgspec.structs.replace(word, start=start, end=end, voice=voice, **times))
             self._reach(start, times["start_s"])
         return tuple(made)
 

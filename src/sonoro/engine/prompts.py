@@ -14,7 +14,7 @@ from sonoro.core.script import Line, Script
 from sonoro.core.types import MAX_SEED, SpeechRequest
 from sonoro.engine.played import Played
 from sonoro.engine.request import Request
-from sonoro.models.base import LiveTextModel, Prompt, SpeechModel, Spoken
+from sonoro.models.base import LiveTextModel, Prompt, SpeechModel, Spoken, Voice
 from sonoro.models.words import ShowsWords
 from sonoro.text.english.readable import check_readable
 from sonoro.text.live_feed import LiveFeed
@@ -49,6 +49,11 @@ def spoken_as(params: SpeechRequest, line: Line | None) -> SpeechRequest:
         language=line.language or params.language,
         instructions=". ".join(filter(None, (params.instructions, line.instructions))) or None,
     )
+
+
+def voice_of(request: Request, line: Line | None) -> Voice | None:
+    """The voice of `line` of the script of `request`; None if it is one of the model's own."""
+    return request.voice if line is None or line.voice is None else request.cast.get(line.voice)
 
 
 class Prompts:
@@ -123,11 +128,14 @@ class Prompts:
         frames = self._most_frames(request, segment)
         seed = (request.params.seed + request.attempt) % (MAX_SEED + 1)
         limited = msgspec.structs.replace(spoken_as(request.params, segment.line), max_frames=frames, seed=seed)
+        voice = request.progress.voice = voice_of(request, segment.line)
+        if voice is not None:
+            limited = msgspec.structs.replace(limited, voice=None)
         if segment.ids is None:
-            prompt = self._after_what_fits(request, limited, segment.text)
+            prompt = self._after_what_fits(request, limited, segment)
         else:
             assert isinstance(self._model, LiveTextModel)
-            prompt = self._model.prepare_live(limited, segment.ids, request.index, request.voice)
+            prompt = self._model.prepare_live(limited, segment.ids, request.index, voice)
             request.progress.given_ids = len(segment.ids)
         request.progress.prompt, request.progress.limit = prompt, prompt.controls.max_frames
         request.progress.expected = self._expected_frames(request, segment)
@@ -139,24 +147,25 @@ class Prompts:
         if request.words is not None and isinstance(self._model, ShowsWords):
             lead_in_s = self._spec.lead_in_s if request.whole is None else 0.0
             begins_s = request.frames_before * self._spec.frame_s - lead_in_s
-            request.words.begin(segment, self._model.pointing(request.params, request.voice), begins_s)
+            request.words.begin(segment, self._model.pointing(request.params, voice), begins_s)
 
-    def _after_what_fits(self, request: Request, limited: SpeechRequest, text: str) -> Prompt:
-        """The prompt of `text` with as many of the latest segments before it as fit into a slot."""
-        number = request.first + request.index
+    def _after_what_fits(self, request: Request, limited: SpeechRequest, segment: Segment) -> Prompt:
+        """The prompt of `segment` with as many of the latest segments before it as fit into a slot."""
+        number, text, voice = request.first + request.index, segment.text, request.progress.voice
+        speaker = spoken_as(request.params, segment.line).voice
         # `before` is shorter: the current segment and later ones have no frames yet.
         spoken = zip(request.segments, request.before, strict=False)
         # A segment that was broken off at its first word has no text left.
         before = [
             Spoken(said.text, frames)
             for said, frames in spoken
-            if said.text.strip() and len(frames) and spoken_as(request.params, said.line).voice == limited.voice
+            if said.text.strip() and len(frames) and spoken_as(request.params, said.line).voice == speaker
         ]
-        prompt = self._model.prepare(limited, text, number, before, request.voice)
+        prompt = self._model.prepare(limited, text, number, before, voice)
         while before and (excess := prompt.positions + prompt.controls.max_frames - self._max_positions) > 0:
             while before and excess > 0:
                 excess -= len(before.pop(0).frames)
-            prompt = self._model.prepare(limited, text, number, before, request.voice)
+            prompt = self._model.prepare(limited, text, number, before, voice)
         return prompt
 
     def extend_live(self, request: Request, segment: Segment) -> None:
@@ -177,7 +186,7 @@ class Prompts:
             asked = spoken_as(params, line)
             return LiveFeed(
                 # Called later: the voice may not be known yet.
-                lambda: model.live_text(asked, request.voice) if isinstance(model, LiveTextModel) else None,
+                lambda: model.live_text(asked, voice_of(request, line)) if isinstance(model, LiveTextModel) else None,
                 self._split(asked),
                 asked.language or "auto",
                 min(self._config.segment_letters, int(_LIVE_MAX_S / SECONDS_PER_LETTER)),

@@ -41,8 +41,9 @@ class Progress:
     `limit` and `expected` are the maximum and the expected number of frames. `prefix` holds the prefix cache keys of
     the first pages of `prompt`, which includes the first `given_ids` ids of live text. The model has output `length`
     frames, `decoded` of them sent as audio; `is_done` means that no more follow. If the attempt `is_broken_off`, its
-    later frames are dropped. If it `has_rest`, the rest of its text is the next segment. `frames` [T, ...] are its
-    frames (kept only if another segment may follow); `held` are chunks not sent yet: PCM16 and number of frames."""
+    later frames are dropped. `voice` is that of the prompt, unless it is one of the model's own. If it `has_rest`, the
+    rest of its text is the next segment. `frames` [T, ...] are its frames (kept only if another segment may follow);
+    `held` are chunks not sent yet: PCM16 and number of frames."""
 
     prompt: Prompt | None = None
     limit: int = 0
@@ -52,6 +53,7 @@ class Progress:
     length: int = 0
     decoded: int = 0
     is_done: bool = False
+    voice: Voice | None = None
     is_broken_off: bool = False
     has_rest: bool = False
     frames: list[npt.NDArray[Any]] = field(default_factory=list)
@@ -148,8 +150,8 @@ class Request:
     [T, ...] of the earlier segments, `frames_before` counts them. `attempt` counts from 0. Segment `cut_off` was the
     last to lose its slot for want of text; -1 if none was. `words` times the words, if the request needs that and the
     model can. `played` plays the lines of its script, if it has one. `retry` decides about faults; None if nothing can
-    be found or done. With `parts` it only sends what they speak. A part of the request `whole` begins with segment
-    number `first` of that."""
+    be found or done. `cast` are the voices that lines of its script name. With `parts` it only sends what they speak. A
+    part of the request `whole` begins with segment number `first` of that."""
 
     params: SpeechRequest
     segments: list[Segment]
@@ -164,6 +166,7 @@ class Request:
     allocation: Allocation | None = None
     is_paused: bool = False
     cut_off: int = -1
+    cast: dict[str, Voice] = field(default_factory=dict)
     words: RequestWords | None = None
     played: Played | None = None
     retry: SegmentRetry | None = None

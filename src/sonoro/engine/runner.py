@@ -211,7 +211,8 @@ class Runner:
 
         items = launched.items(batch)
         slots, prompts = _slots(items), [request.progress.prompt for request, _ in items]
-        voices = [prompt.voice or request.voice for prompt, (request, _) in zip(prompts, items, strict=True) if prompt]
+        progress = [request.progress for request, _ in items]
+        voices = [one.prompt.voice or one.voice for one in progress if one.prompt is not None]
         primed = [
             (slot, voice)
             for slot, voice in zip(slots, voices, strict=True)

@@ -8,7 +8,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import torch
@@ -22,6 +22,20 @@ from sonoro.models.base import EmbeddingModel, SpeechModel, Voice
 from sonoro.transport.encoded_voice import EncodedVoice
 
 Result = TypeVar("Result")
+
+
+class Wanted(NamedTuple):
+    """The voice of a request, None if it is one of the model's own, and its cast by name, once they are `done`."""
+
+    own: Future[Voice] | None
+    cast: dict[str, Future[Voice]]
+
+    @property
+    def all(self) -> list[Future[Voice]]:
+        return [*([] if self.own is None else [self.own]), *self.cast.values()]
+
+    def done(self) -> bool:
+        return all(voice.done() for voice in self.all)
 
 
 class Inline(Executor):
@@ -49,7 +63,7 @@ class Voices:
     ) -> None:
         self._model, self._config = model, config
         self.encoder = VoiceEncoder(model, executor, codec_device, readers)
-        self.awaiting: dict[Request, Future[Voice]] = {}
+        self.awaiting: dict[Request, Wanted] = {}
         """Requests that wait for their voices, in order of arrival. Read-only to the caller."""
         self.saving: dict[Future[EncodedVoice], Future[Voice]] = {}
         """Jobs of `encode` that are not done, and the voices they save. The executor's thread takes them off."""
@@ -65,30 +79,35 @@ class Voices:
         return asked
 
     def ask(self, request: Request) -> None:
-        """Get the voice of `request`, which names or brings one that is not the model's own. Unless the voice is ready
+        """Get the voices of `request`, which names or brings some that are not the model's own. Unless they are ready
         the request is then one of `awaiting`, until `attach` or `forget`."""
         params = request.params
-        voice = self._of(params)
-        # The voice replaces these fields, and lets their audio be freed.
-        request.params = msgspec.structs.replace(
-            params, voice=None, voice_digest=None, references=(), speaker_embedding=None
-        )
-        self._waiting[voice] += 1
-        self.awaiting[request] = voice
-        if voice.done():
+        own = self._of(params) if params.has_own_voice else None
+        wanted = Wanted(own, {name: self._find(voice) for name, voice in params.cast.items()})
+        # The voices replace these fields, and let their audio be freed.
+        none = {"voice": None, "voice_digest": None, "references": (), "speaker_embedding": None}
+        request.params = msgspec.structs.replace(params, cast={}, **({} if own is None else none))
+        self._waiting.update(wanted.all)
+        self.awaiting[request] = wanted
+        if wanted.done():
             self.attach(request)
 
     def attach(self, request: Request) -> None:
-        """Give `request`, one of `awaiting`, its voice, which is done. Raises what the encoding raised."""
+        """Give `request`, one of `awaiting`, its voices, which are done. Raises what the encoding raised."""
         try:
-            request.voice = self.awaiting[request].result(timeout=0)
+            own, cast = self.awaiting[request]
+            request.voice = None if own is None else own.result(timeout=0)
+            request.cast = {name: voice.result(timeout=0) for name, voice in cast.items()}
         finally:
             self.forget(request)
 
     def forget(self, request: Request) -> None:
-        """Take `request` off `awaiting`. If nothing else waits for its voice and its encoding has not begun, that is
+        """Take `request` off `awaiting`. If nothing else waits for a voice of it, whose encoding has not begun, that is
         cancelled."""
-        voice = self.awaiting.pop(request)
+        for voice in self.awaiting.pop(request).all:
+            self._release(voice)
+
+    def _release(self, voice: Future[Voice]) -> None:
         self._waiting[voice] -= 1
         if self._waiting[voice]:
             return
@@ -136,11 +155,16 @@ class Voices:
             assert isinstance(self._model, EmbeddingModel)
             voice.set_result(self._model.voice_of(params.speaker_embedding))
             return voice
-        if params.references:
-            job = partial(self.encoder.encode, params.references)
-            return self._get(content_hash(params.references), partial(self.encoder.submit, job))
-        assert params.voice_digest is not None
-        return self._get(params.voice_digest, partial(self._want, params.voice_digest))
+        assert params.references or params.voice_digest is not None
+        return self._find(*params.references or (params.voice_digest,))
+
+    def _find(self, *given: str | Reference | None) -> Future[Voice]:
+        """A future of the voice of a digest, or of references."""
+        if isinstance(digest := given[0], str):
+            return self._get(digest, partial(self._want, digest))
+        references = tuple(one for one in given if isinstance(one, Reference))
+        job = partial(self.encoder.encode, references)
+        return self._get(content_hash(references), partial(self.encoder.submit, job))
 
     def _want(self, digest: str) -> Future[Voice]:
         """Ask the server for the voice of `digest`."""

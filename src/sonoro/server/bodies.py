@@ -36,7 +36,7 @@ class _WordsBody(AudioBody):
 
     def _add(self, source: AudioChunk | Finished) -> None:
         if source.words is not None:
-            added = [msgspec.to_builtins(word) for word in at_speed(source.words, self._speed)]
+            added = [word.fields for word in at_speed(source.words, self._speed)]
             self.new_words = [*(self.new_words or []), *added]
         self.new_marks += msgspec.to_builtins(marks_at_speed(source.marks, self._speed))
 

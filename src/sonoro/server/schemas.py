@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, Self, TypeVar, get_args
 
+import msgspec
 import numpy as np
 from pydantic import BaseModel, Field, JsonValue, ValidationError, model_validator
 
@@ -32,7 +33,7 @@ from sonoro.core.types import (
 )
 from sonoro.server.config import OPENAI_VOICES
 from sonoro.server.recordings import Recordings
-from sonoro.text.script import Lexicon, scripted
+from sonoro.text.script import Delivery, Lexicon, at_speed, read_script, scripted
 from sonoro.text.script.dialogue import BETWEEN_S, MAX_CUES, Cue, dialogue
 from sonoro.transport.encoded_voice import VoiceFacts
 
@@ -214,6 +215,9 @@ class SpeechBody(WithoutNulls, strict=True, extra="allow", allow_inf_nan=False):
             if self.input:
                 raise InvalidRequest("inputs", f"{len(self.inputs)} given", "give input or inputs, not both")
             self.input = dialogue([Cue(one.text, one.voice, one.speed) for one in self.inputs], self.pause_between)
+            if self.voice is None and self.speaker is None:
+                # A model without voices of its own needs one.
+                self.voice = self.inputs[0].voice
         return self
 
 
@@ -348,6 +352,8 @@ def speech_request(
         options=_options(body, request_id, spec),
     )
     # With a digest the voice counts as known; without one, the registered names are for the error message.
+    if request.may_have_markup and registered:
+        request = msgspec.structs.replace(request, cast={name: facts.digest for name, facts in registered.items()})
     resolved = spec.resolve(request, {uploaded.name: uploaded.digest} if uploaded else dict.fromkeys(registered, ""))
     if not lexicons and not resolved.may_have_markup:
         return resolved
@@ -357,13 +363,21 @@ def speech_request(
 def script_of(
     body: SpeechBody, spec: ModelSpec, aliases: Mapping[str, str], lexicons: Sequence[Lexicon]
 ) -> Script | None:
-    """The script of the text of `body`, which need not be valid otherwise. Raises `InvalidRequest`."""
+    """The script of the text of `body`, which need not be valid otherwise and may name any voice. Raises
+    `InvalidRequest`."""
     if not is_speakable(body.input):
         return None
-    request = SpeechRequest(
-        id="", text=body.input, markup=_markup(body), on_markup=body.on_markup, language=body.language
-    )
-    return scripted(request, spec, lexicons, speed=body.speed, aliases=_aliases(body, aliases)).script
+    names = {**spec.voice_aliases, **_aliases(body, aliases)}
+    delivery = Delivery(spec, names, body.on_markup, body.language or "auto", _Anyone())
+    script = read_script(body.input, _markup(body), delivery, lexicons)
+    return None if script is None else at_speed(script, body.speed)
+
+
+class _Anyone(frozenset[str]):
+    """Holds every name of a voice."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
 
 
 def _aliases(body: SpeechBody, aliases: Mapping[str, str]) -> Mapping[str, str]:
@@ -387,6 +401,11 @@ def _check_task(body: SpeechBody, spec: ModelSpec, *, is_cloned: bool) -> None:
     if is_cloned != (body.task_type == "Base"):
         limit = "a cloned voice is Base" if is_cloned else "it needs ref_audio or the name of an uploaded voice"
         raise InvalidRequest("task_type", body.task_type, limit)
+
+
+def may_name_voices(body: SpeechBody) -> bool:
+    """Whether `body` or its text may name a voice. Quick, as it is asked of every request."""
+    return body.voice is not None or body.speaker is not None or "voice" in body.input.lower()
 
 
 def named_voice(body: SpeechBody) -> str | None:

@@ -28,7 +28,7 @@ from sonoro.server.middleware import CLIENT_GONE, Budget, RequestBodies
 from sonoro.server.recordings import Recordings
 from sonoro.server.schemas import (
     SpeechBody,
-    named_voice,
+    may_name_voices,
     parse,
     read_references,
     request_body,
@@ -175,7 +175,7 @@ class SpeechFactory:
                 spec,
                 self._voices.aliases,
                 references=references,
-                registered=self._voices.by_name(caller) if named_voice(body) else {},
+                registered=self._voices.by_name(caller) if may_name_voices(body) else {},
                 lexicons=lexicons,
                 is_live=is_unchecked,
             )

@@ -8,8 +8,6 @@ from functools import partial
 from html import escape
 from typing import NamedTuple
 
-import msgspec
-
 from sonoro.core.events import Word
 
 MAX_LINE, MAX_LINES, MAX_S, MIN_S = 42, 2, 7.0, 0.5
@@ -68,7 +66,7 @@ def vtt(text: str, words: Sequence[Word]) -> str:
 
 def words_json(words: Sequence[Word]) -> str:
     """`words` with all fields as a JSON array, a line per word."""
-    lines = ",\n".join(json.dumps(msgspec.to_builtins(word), ensure_ascii=False) for word in words)
+    lines = ",\n".join(json.dumps(word.fields, ensure_ascii=False) for word in words)
     return f"[\n{lines}\n]\n" if lines else "[]\n"
 
 

@@ -7,11 +7,12 @@ from types import MappingProxyType
 
 import msgspec
 
+from sonoro.core.errors import InvalidRequest
 from sonoro.core.script import Script, at_speed
 from sonoro.core.types import Markup, ModelSpec, SpeechRequest
 
 from . import ssml, tags
-from .dialogue import Cue, dialogue
+from .dialogue import MAX_VOICES, Cue, dialogue
 from .lexicon import MAX_LEXICONS, Lexicon, Rule
 from .lexicon_files import lexicon_of, read_lexicon
 from .lines import Delivery, honoured, script_of
@@ -23,6 +24,7 @@ __all__ = [
     "Delivery",
     "Lexicon",
     "Rule",
+    "at_speed",
     "dialogue",
     "honoured",
     "lexicon_of",
@@ -42,14 +44,19 @@ def scripted(
 ) -> SpeechRequest:
     """`request` for the model of `spec` with the script of its text, if that says more than itself.
 
-    Its audio is to be played at `speed`. `aliases` are further names of the model's voices, in lower case. Raises
-    `InvalidRequest` with line and column."""
+    Its `cast` is then that of its lines. Its audio is to be played at `speed`. `aliases` are further names of the
+    model's voices, in lower case. Raises `InvalidRequest` with line and column."""
     if request.is_live or request.script is not None or not (lexicons or request.may_have_markup):
-        return request
+        return msgspec.structs.replace(request, cast={}) if request.cast and request.script is None else request
     names = {**spec.voice_aliases, **aliases}
-    delivery = Delivery(spec, names, request.on_markup, request.language or "auto")
+    delivery = Delivery(spec, names, request.on_markup, request.language or "auto", request.cast)
     script = read_script(request.text, request.markup, delivery, lexicons)
-    return request if script is None else msgspec.structs.replace(request, script=at_speed(script, speed))
+    if script is None:
+        return msgspec.structs.replace(request, cast={})
+    cast = {line.voice: request.cast[line.voice] for line in script.lines if line.voice in request.cast}
+    if len(cast) > MAX_VOICES:
+        raise InvalidRequest("text", f"{len(cast)} voices", f"at most {MAX_VOICES} that are not the model's own")
+    return msgspec.structs.replace(request, script=at_speed(script, speed), cast=cast)
 
 
 def read_script(text: str, markup: Markup, delivery: Delivery, lexicons: Sequence[Lexicon] = ()) -> Script | None:

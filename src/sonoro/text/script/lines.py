@@ -4,7 +4,7 @@ said in place of what is written. Knows what a model honours by its `ModelSpec` 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -35,11 +35,13 @@ class Delivery:
     aliases: Mapping[str, str]
     on_markup: OnMarkup = "refuse"
     language: str = "auto"
+    cast: Collection[str] = ()
+    """Names, in lower case, of voices that are not the model's own."""
 
     def find_voice(self, name: str) -> str | None:
-        """The model's own name of a voice; None if it is unknown."""
+        """The model's own name of a voice, or a name of the cast; None if it is unknown."""
         known = self.aliases.get(name.lower(), name.lower())
-        return known if known in self.spec.voices else None
+        return next((one for one in (known, name.lower()) if one in self.spec.voices or one in self.cast), None)
 
     @property
     def is_english(self) -> bool:
@@ -261,7 +263,9 @@ class Composer:
         known = next((voice for one in names if (voice := self._delivery.find_voice(one)) is not None), None)
         if known is None:
             place = place_of(self._marked.source, self._at(start))
-            raise UnknownVoice("voice", name, f"{place}: known voices: {listed(self._spec.voices)}")
+            raise UnknownVoice(
+                "voice", name, f"{place}: known voices: {listed((*self._delivery.cast, *self._spec.voices))}"
+            )
         return known
 
     def _language(self, tag: str, start: int) -> str | None:

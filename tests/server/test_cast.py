@@ -1,0 +1,80 @@
+"""A dialogue of four voices, the model's own and uploaded ones, is the same by each way in."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from servers import Server, check_error, serving, sound
+from sine_engines import nothing_left, run
+
+__all__ = ["nothing_left"]
+
+# The folder of a test is made before that of its links, which must be empty at the end.
+pytestmark = pytest.mark.usefixtures("tmp_path", "nothing_left")
+
+VOICES = ("low", "anna", "high", "bert")
+LINES = [(voice, f"This is number {number} of {voice}.") for number in range(10) for voice in VOICES]
+
+
+async def upload(server: Server, name: str, text: str) -> None:
+    fields = {"name": name, "ref_text": text} | ({} if text else {"x_vector_only_mode": "true"})
+    files = {"audio": (f"{name}.wav", sound(), "audio/wav")}
+    assert (await server.http.post("/v1/audio/voices", data=fields, files=files)).status_code == 201
+
+
+async def speech(server: Server, **fields: Any) -> bytes:
+    body = {"response_format": "pcm", "stream_format": "audio"} | fields
+    sent = await server.http.post("/v1/audio/speech", json=body)
+    assert sent.status_code == 200, sent.text
+    return sent.content
+
+
+def test_forty_lines_are_the_same_by_each_way_in() -> None:
+    async def ask() -> None:
+        async with serving() as server:
+            await upload(server, "anna", "A tone.")
+            await upload(server, "bert", "")
+            inputs = [{"voice": voice, "text": text} for voice, text in LINES]
+            whole = await speech(server, inputs=inputs)
+            letters = sum(len(text) for _, text in LINES)
+            assert abs(len(whole) / 2 - 80 * letters - 39 * 2400) <= 40 * 3
+            tags = "[pause:300ms]".join(f"[voice:{voice}]{text}" for voice, text in LINES)
+            ssml = "<break time='300ms'/>".join(f"<voice name='{voice}'>{text}</voice>" for voice, text in LINES)
+            assert await speech(server, input=tags, voice="low", allow_voice_tags=True) == whole
+            assert await speech(server, input=f"<speak>{ssml}</speak>", voice="low") == whole
+            turns = [{"voice_id": voice, "text": text} for voice, text in LINES]
+            for path in ("", "/stream"):
+                url = f"/v1/text-to-dialogue{path}?output_format=pcm_8000"
+                sent = await server.http.post(url, json={"inputs": turns, "model_id": "eleven_v3"})
+                assert sent.content == whole
+            beside = await speech(server, inputs=inputs, parallel=3)
+            assert len(beside) == len(whole)
+
+    run(ask())
+
+
+def test_an_uploaded_voice_speaks_its_line_as_it_speaks_alone() -> None:
+    async def ask() -> None:
+        async with serving("cloning") as server:
+            await upload(server, "anna", "A tone.")
+            await upload(server, "bert", "")
+            inputs = [{"voice": "bert", "text": "One is here."}, {"voice": "anna", "text": "Two is here."}]
+            made = np.frombuffer(await speech(server, inputs=inputs, pause_between=1), "<i2")
+            one = np.frombuffer(await speech(server, input="One is here.", voice="bert"), "<i2")
+            # The second has the number 1, which a sine adds to the pitch, as it does with a seed.
+            two = np.frombuffer(await speech(server, input="Two is here.", voice="anna", seed=1), "<i2")
+            assert abs(len(made) - len(one) - len(two) - 8000) <= 6
+            assert np.array_equal(made[: len(one) - 2], one[:-2])
+            assert np.array_equal(made[len(two) * -1 + 3 :], two[3:])
+
+    run(ask())
+
+
+def test_voices_that_the_caller_may_not_name_are_unknown() -> None:
+    async def ask() -> None:
+        async with serving() as server:
+            for text in ("[voice:eve]Hi.", "<speak><voice name='eve'>Hi.</voice></speak>"):
+                fields = {"input": text, "allow_voice_tags": True, "stream_format": "json"}
+                check_error(await server.http.post("/v1/audio/speech", json=fields), 404, "voice")
+
+    run(ask())
