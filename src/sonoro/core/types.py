@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal, get_args
 
@@ -209,6 +209,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     writes, with `respellings`. `attempts`: the default where audio is returned whole. `voice_aliases`: further names,
     in lower case, of `voices`. `lead_in`: samples of silence at the start, fewer than `hop`, which are cut.
     `is_continued`: a prompt holds the segments before its own, which keep the voice alike.
+    `needs_transcript`: a recording to clone with `use` "prompt" needs its transcript.
     `arpabet`, `cues`: what stands in a text before and after phonemes in ARPAbet, and before and after words that say
     how the next ones are spoken, if the model takes such."""
 
@@ -230,6 +231,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     voice_aliases: dict[str, str] = {}
     lead_in: int = 0
     is_continued: bool = False
+    needs_transcript: bool = True
     arpabet: tuple[str, str] | None = None
     cues: tuple[str, str] | None = None
 
@@ -272,21 +274,22 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
             is_resolved=True,
         )
 
-    def check_cloning(self, field: str) -> None:
-        """Raise `InvalidReference` about `field` if this model cannot clone voices."""
+    def check_cloning(self, field: str, references: Sequence[Reference] = ()) -> None:
+        """Raise `InvalidReference` about `field` if this model cannot clone voices, or if one of `references` lacks a
+        transcript that this model needs."""
         if "cloned" not in self.voice_modes:
             ways = {"named": "name one of its own", "described": "describe one in instructions"}
             instead = " or ".join(ways[mode] for mode in self.voice_modes if mode in ways)
             raise InvalidReference(field, "given", f"{self.name} cannot clone voices; {instead}")
+        for reference in references if self.needs_transcript else ():
+            reference.check()
 
     def _voice(self, request: SpeechRequest, registered: Collection[str]) -> str | None:
         if request.speaker_embedding is not None:
             self._check_embedding(request, request.speaker_embedding)
             return None
         if request.references:
-            self.check_cloning("ref_audio")
-            for reference in request.references:
-                reference.check()
+            self.check_cloning("ref_audio", request.references)
             if request.voice is not None:
                 raise InvalidRequest("voice", request.voice, "leave it out: the reference audio is the voice")
             return None

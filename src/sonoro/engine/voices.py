@@ -123,9 +123,7 @@ class Voices:
         """Encode `references` for storage outside this process; the voice is cached here as well.
         Raises `InvalidReference` for a recording that the model cannot use or that lacks its transcript; other errors
         come with the future."""
-        self._model.spec.check_cloning("ref_audio")
-        for reference in references:
-            reference.check()
+        self._model.spec.check_cloning("ref_audio", references)
         encoder, digest = self.encoder, content_hash(references)
         job = partial(encoder.encode, references)
         # `save` runs next, so the voice must not be one that is still to be fetched.

@@ -42,7 +42,7 @@ _FORM = object_of(
     ("audio", "name"),
     audio={**_STRING, "format": "binary", "description": "a recording of 0.5 to 60 s"},
     name={**_STRING, "pattern": "^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"},
-    ref_text={**_STRING, "description": "transcript of the recording; required unless x_vector_only_mode"},
+    ref_text={**_STRING, "description": "transcript of the recording, if the model needs it; or x_vector_only_mode"},
     x_vector_only_mode={**_STRING, "enum": ["true", "false"], "default": "false"},
     consent={**_STRING, "maxLength": MAX_CONSENT, "description": "a statement of consent, stored with the voice"},
 )

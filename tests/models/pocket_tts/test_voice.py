@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 from tiny_pocket_lm import cases, model_of
 
 from sonoro.core.errors import CheckpointError, InvalidReference, TensorMismatch
-from sonoro.core.types import Reference
+from sonoro.core.types import Reference, SpeechRequest
 from sonoro.models.base import CloningModel, SavedVoice
 from sonoro.models.pocket_tts.model import PocketTTS
 from sonoro.models.pocket_tts.voice import PocketVoice, read_voice
@@ -54,6 +54,12 @@ def test_a_cloned_voice_is_the_official_state(reference_root: Path, variant: str
     official = model.load_voice(SavedVoice(state, {})).data
     assert official.positions == 6 + (variant != "first")
     assert_alike(model.encode_voice((recording(),)).data, official, atol=1e-5 * float(official.keys.abs().max()))
+
+
+def test_a_recording_needs_no_transcript(model: PocketTTS) -> None:
+    alone = Reference(pcm=recording().pcm, sample_rate=24000)
+    assert model.spec.resolve(SpeechRequest(id="1", text="So.", references=(alone,))).is_resolved
+    model.spec.check_cloning("ref_audio", (alone,))
 
 
 def test_every_format_of_a_state_is_the_same_voice(model: PocketTTS, tmp_path: Path) -> None:

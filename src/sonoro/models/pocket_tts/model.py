@@ -39,8 +39,7 @@ _STEPS = OptionSpec(
 
 
 class PocketTTS(SpeaksFrames):
-    """Language model, flow head and codec behind the protocols of `models.base`. Holds no per-request state; keeps its
-    own voices, which are read from their files once they are asked for."""
+    """Language model, flow head and codec behind the protocols of `models.base`. Keeps its voices, once asked for."""
 
     def __init__(self, name: str, config: ModelConfig, modules: PocketModules, tokenizer: TextTokenizer) -> None:
         self.spec, self.position_bytes = spec_of(name, config), config.backbone.position_bytes(modules.lm.weight.dtype)
@@ -122,6 +121,7 @@ def spec_of(name: str, config: ModelConfig) -> ModelSpec:
         max_frames=_MAX_FRAMES,
         voice_modes=("named", "cloned") if own else ("cloned",),
         voices=own,
+        needs_transcript=False,
         languages=("auto", *(() if config.language == "auto" else (config.language,))),
         sampling=SamplingParams(
             temperature=config.default_temperature, top_k=0, top_p=1.0, repetition_penalty=1.0
