@@ -59,7 +59,8 @@ async def execute(*command: object, folder: Path, pieces: tuple[str, ...] = ()) 
 
 
 def test_what_is_printed_runs_against_the_built_in_voice(tmp_path: Path, nothing_left: Path) -> None:
-    commands = [command for page in ("README.md", "docs/live.md", "docs/clients.md") for command in curls(ROOT / page)]
+    pages = "README.md", "docs/live.md", "docs/clients.md", "docs/markup.md"
+    commands = [command for page in pages for command in curls(ROOT / page)]
     assert commands
 
     async def follow(server: Server) -> None:

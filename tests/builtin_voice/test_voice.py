@@ -15,6 +15,7 @@ from sine_engines import Engine
 
 import sonoro
 from sonoro import TTS, Audio
+from sonoro.audio.pcm import SILENT
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import InvalidRequest
 from sonoro.core.types import SpeechRequest
@@ -54,6 +55,13 @@ class Heard(NamedTuple):
 
     spoken: dict[str, Audio]
     records: list[logging.LogRecord]
+
+
+def test_a_pause_is_exact_at_every_speed(speech: TTS) -> None:
+    for speed in (0.5, 1.0, 1.7):
+        audio = speech.generate('Rice.<break time="750ms"/>Soup.', speed=speed)
+        audible = np.flatnonzero(np.abs(np.rint(audio.samples * 32768)) > SILENT)
+        assert int(np.diff(audible).max()) - 1 == 18000
 
 
 @pytest.fixture(scope="module")
