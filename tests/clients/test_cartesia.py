@@ -123,5 +123,12 @@ def test_dictionaries_are_managed_and_used(server: Server) -> None:
     speech = client(server).tts
     said = speech.generate(transcript="SQL", pronunciation_dict_id=made.id, **SETTINGS).read()
     assert is_same(said, np.frombuffer(speech.generate(transcript="sequel", **SETTINGS).read(), np.int16).astype(int))
+    with client(server).tts.websocket_connect() as connection:
+        live = []
+        for text, more in (("SQL", {"pronunciation_dict_id": made.id}), ("sequel", {})):
+            context = connection.context(**SETTINGS, **more)
+            context.push(text, continue_=False)
+            live.append(b"".join(event.audio for event in context.receive() if event.type == "chunk"))
+        assert is_same(live[0], np.frombuffer(live[1], np.int16).astype(int))
     asked.delete(made.id)
     assert made.id not in [one.id for one in asked.list()]

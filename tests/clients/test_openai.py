@@ -7,12 +7,13 @@ import json
 import shutil
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import openai
 import pytest
 
-from conftest import KEY, LONG, TEXT, Native, Server, is_same, run, sounds_like, until
+from conftest import KEY, LONG, TEXT, Native, Server, is_same, pause_of, run, sounds_like, until
 
 
 def client(server: Server, **settings: object) -> openai.OpenAI:
@@ -77,6 +78,26 @@ def test_who_leaves_in_mid_speech_frees_the_slot(server: Server) -> None:
 
     run(leave())
     until(lambda: server.metric("sonoro_requests_total", reason="disconnected") == left + 1)
+
+
+def test_the_syntax_of_kokoro_fastapi_is_spoken(server: Server) -> None:
+    """By OpenAI's client, as its users do: pauses, voices and pronunciations within the text, and SSML."""
+    speech = client(server).audio.speech
+    texts = (
+        "[voice:nora]Good morning.[pause:0.75s][voice:miles]My friends.",
+        '<speak>Good morning.<break time="750ms"/><voice name="miles">My friends.</voice></speak>',
+        "[voice:me]Good morning.[pause:750ms][Friends](/fɹˈɛndz/).",
+    )
+    more = {"allow_voice_tags": True, "ssml": True, "voice_aliases": {"me": "nora"}, "on_markup": "plain"}
+    for text in texts:
+        how = {"model": "tts-1", "voice": "nora", "input": text, "response_format": "pcm", "extra_body": more}
+        assert pause_of(speech.create(**how).content) == 18000
+    turns = [{"voice": "nora", "text": "Good morning."}, {"voice": "miles", "text": "My friends."}]
+    body = {"turns": turns, "pause_between_turns": 0.75, "response_format": "pcm"}
+    request = urllib.request.Request(f"{server.url}/dev/dialogue", json.dumps(body).encode())
+    request.add_header("authorization", f"Bearer {KEY}")
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        assert pause_of(answer.read()) == 18000
 
 
 def test_open_webui_lists_voices_and_models_without_a_key(server: Server) -> None:
