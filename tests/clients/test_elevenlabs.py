@@ -111,6 +111,22 @@ def test_a_dialogue_is_one_answer(server: Server, native: Native) -> None:
         assert len(pcm) > len(native.whole("Good morning."))
 
 
+def test_a_dialogue_tells_who_speaks_when(server: Server) -> None:
+    turns = [("nora", "Good morning."), ("miles", "Yes, it is.")]
+    inputs = [elevenlabs.DialogueInput(text=text, voice_id=voice) for voice, text in turns]
+    talk = client(server).text_to_dialogue
+    whole = talk.convert_with_timestamps(inputs=inputs, output_format="pcm_24000")
+    said = "".join(text for _, text in turns)
+    assert "".join(whole.alignment.characters) == said
+    first, second = whole.voice_segments
+    assert [first.voice_id, second.voice_id] == ["nora", "miles"]
+    assert said[second.character_start_index : second.character_end_index] == turns[1][1]
+    assert second.start_time_seconds >= first.end_time_seconds
+    parts = list(talk.stream_with_timestamps(inputs=inputs, output_format="pcm_24000"))
+    assert "".join("".join(part.alignment.characters) for part in parts if part.alignment) == said
+    assert {segment.dialogue_input_index for part in parts for segment in part.voice_segments} == {0, 1}
+
+
 def test_dictionaries_are_managed_and_used(server: Server) -> None:
     asked = client(server).pronunciation_dictionaries
     rule = {"type": "alias", "string_to_replace": "SQL", "alias": "sequel", "case_sensitive": True}

@@ -20,7 +20,7 @@ __all__ = ["nothing_left"]
 PACKAGE = Path(sonoro.__file__).parent
 FOLDER = PACKAGE / "server" / "dialects"
 SYNTAXES = PACKAGE / "text" / "script"
-MOST_LINES = 1880
+MOST_LINES = 1920
 TEXT = "Some words, which are spoken."
 
 

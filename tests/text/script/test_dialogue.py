@@ -5,7 +5,7 @@ from scripts import spoken
 
 from sonoro.core.errors import InvalidRequest
 from sonoro.text.script import Cue, dialogue
-from sonoro.text.script.dialogue import read_play
+from sonoro.text.script.dialogue import owners, read_play
 
 PLAY = """ALICE: Hi there,
 how are you?
@@ -20,6 +20,15 @@ def test_cues_are_lines_of_their_voices_with_pauses_between() -> None:
     said = "nora: hi. |500| hugh rate 1.2: yes. |1000| hugh rate 1.2: no. |500| nora: oh!"
     assert spoken(text, markup="voices") == said
     assert spoken(dialogue([Cue("Hi."), Cue("Yes.")], 0), markup="voices") == "hi. yes."
+
+
+def test_each_character_of_a_dialogue_has_an_owner() -> None:
+    cues = [Cue("Hi.", "nora"), Cue("", "hugh"), Cue("nora", "nora", 1.2)]
+    for between_s in (0.0, 0.3):
+        text, owned = dialogue(cues, between_s), owners(cues, between_s)
+        assert len(owned) == len(text)
+        said = ["".join(one for one, owner in zip(text, owned, strict=True) if owner == number) for number in range(3)]
+        assert said == [cue.text for cue in cues]
 
 
 def test_a_play_is_read_by_its_names() -> None:

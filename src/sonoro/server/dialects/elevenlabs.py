@@ -31,7 +31,7 @@ from sonoro.server.errors import Refusal, refusal
 from sonoro.server.schemas import parse
 from sonoro.server.service import Service
 from sonoro.server.timeline import Timed, TimedBody
-from sonoro.text.script.dialogue import MAX_CUES, Cue
+from sonoro.text.script.dialogue import MAX_CUES, Cue, dialogue, owners
 
 
 def _refusal(refused: Refusal, request_id: str) -> Response:
@@ -84,19 +84,48 @@ def _alignment(times: list[Timed]) -> dict[str, Any]:
     return {"alignment": shown, "normalized_alignment": shown}
 
 
-class _Lines(TimedBody):
+class _Cast:
+    """Who says each character of a dialogue: `owners` has the number of its input, `voices` those of the inputs."""
+
+    def __init__(self, owners: Sequence[int | None], voices: Sequence[str | None]) -> None:
+        self._owners, self._voices = iter(owners), voices
+
+    def told(self, times: Sequence[Timed]) -> dict[str, Any]:
+        """The alignments of the next characters, without tags, and who says which of them."""
+        kept, segments = list[Timed](), dict[int, dict[str, Any]]()
+        for one, owner in zip(times, self._owners, strict=False):
+            if owner is None:
+                continue
+            begun = {"voice_id": self._voices[owner] or "", "dialogue_input_index": owner}
+            begun |= {"start_time_seconds": one.start_s, "character_start_index": len(kept)}
+            kept.append(one)
+            ended = {"end_time_seconds": one.end_s, "character_end_index": len(kept)}
+            segments[owner] = segments.get(owner, begun) | ended
+        return {**_alignment(kept), "voice_segments": [*segments.values()]}
+
+
+class _Aligned(TimedBody):
+    """A body with alignments, and with who speaks if there is a `cast`."""
+
+    cast: _Cast | None = None
+
+    def told(self, times: list[Timed]) -> dict[str, Any]:
+        return _alignment(times) if self.cast is None else self.cast.told(times)
+
+
+class _Lines(_Aligned):
     """A line of JSON for each chunk: its audio, and the character times that became final."""
 
     def line(self, audio: bytes, times: list[Timed], *, is_last: bool) -> bytes:
         if not audio and not times:
             return b""
-        return msgspec.json.encode({"audio_base64": base64.b64encode(audio).decode(), **_alignment(times)}) + b"\n"
+        return msgspec.json.encode({"audio_base64": base64.b64encode(audio).decode(), **self.told(times)}) + b"\n"
 
     def failure(self, refused: Refusal) -> bytes:
         return bytes(_refusal(refused, "").body) + b"\n"
 
 
-class _Whole(TimedBody):
+class _Whole(_Aligned):
     """One JSON object, streamed as the audio arrives (base64 can be cut after any three bytes); its times come last."""
 
     _left, _before = b"", b'{"audio_base64":"'
@@ -107,7 +136,7 @@ class _Whole(TimedBody):
         before, self._before, self._left = self._before, b"", audio[cut:]
         encoded = before + base64.b64encode(audio[:cut])
         if is_last:
-            return encoded + b'",' + msgspec.json.encode(_alignment(times))[1:]
+            return encoded + b'",' + msgspec.json.encode(self.told(times))[1:]
         self._times = times
         return encoded
 
@@ -248,7 +277,9 @@ class _Dialogue(Message):
     pronunciation_dictionary_locators: list[Locator] = Field(default_factory=list, max_length=3)
 
 
-def _asked_dialogue(known: Collection[str], own: Sequence[str], request: Request, payload: bytes) -> Asked:
+def _asked_dialogue(
+    dialect: Dialect, known: Collection[str], own: Sequence[str], request: Request, payload: bytes
+) -> Asked:
     """The dialogue in the body of `request`. Voices that are not `known` are the model's `own` in turn: clients name
     those of another server."""
     body = parse(_Dialogue, payload)
@@ -257,7 +288,13 @@ def _asked_dialogue(known: Collection[str], own: Sequence[str], request: Request
     cast = dict(zip(others, itertools.cycle(own), strict=False)) if own else dict.fromkeys(others)
     cues = [Cue(turn.text, cast.get(turn.voice_id, turn.voice_id)) for turn in body.inputs]
     lexicons = [locator.named for locator in body.pronunciation_dictionary_locators]
-    return Asked("", None, body.language_code, 1.0, body.seed, audio, markup="tags", inputs=cues, lexicons=lexicons)
+    asked = Asked("", None, body.language_code, 1.0, body.seed, audio, markup="tags", inputs=cues, lexicons=lexicons)
+    if not request.url.path.endswith("/with-timestamps"):
+        return asked
+    kind = _Lines if "/stream/" in request.url.path else _Whole
+    sent = kind(dialogue(cues), dialect.timeline(1.0), audio)
+    sent.cast = _Cast(owners(cues), [turn.voice_id for turn in body.inputs])
+    return dataclasses.replace(asked, body=sent, with_words=True)
 
 
 def _described(name: str) -> dict[str, Any]:
@@ -282,7 +319,9 @@ def routes(service: Service) -> Sequence[BaseRoute]:
 
     async def converse(request: Request) -> Response:
         known = {*await dialect.voices(request), *service.voices.aliases}
-        return await dialect.speak(request, partial(_asked_dialogue, known, service.speech.spec().voices, request))
+        return await dialect.speak(
+            request, partial(_asked_dialogue, dialect, known, service.speech.spec().voices, request)
+        )
 
     async def voices(request: Request) -> Response:
         wanted, names = request.query_params.get("search", "").lower(), await dialect.voices(request)
@@ -310,7 +349,6 @@ def routes(service: Service) -> Sequence[BaseRoute]:
     speak = "/v1/text-to-speech/{voice}"
     for path in ("", "/stream", "/with-timestamps", "/stream/with-timestamps"):
         dialect.http("POST", speak + path, convert)
-    for path in ("", "/stream"):
         dialect.http("POST", "/v1/text-to-dialogue" + path, converse)
     for path, answer in (("/v1/voices", voices), ("/v2/voices", voices), ("/v1/voices/{voice}", voice)):
         dialect.http("GET", path, answer)

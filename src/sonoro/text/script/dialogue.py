@@ -32,7 +32,20 @@ def dialogue(cues: Sequence[Cue], between_s: float = BETWEEN_S) -> str:
         raise InvalidRequest("pause_between", between_s, f"it must be from 0 to {MAX_BETWEEN_S:g} s")
     if voices and len({cue.voice for cue in cues}) > len(voices):
         raise InvalidRequest("inputs", "one without a voice", "give each a voice, or none")
-    return (f"[pause:{round(1000 * between_s)}ms]\n" * bool(between_s) or "\n").join(map(_tagged, cues))
+    return _separator(between_s).join(map(_tagged, cues))
+
+
+def owners(cues: Sequence[Cue], between_s: float = BETWEEN_S) -> list[int | None]:
+    """For each character of `dialogue` the number of the cue that says it; None for what is between them."""
+    made: list[int | None] = []
+    for number, cue in enumerate(cues):
+        made += [None] * (len(_tagged(cue)) - len(cue.text)) + [number] * len(cue.text)
+        made += [None] * len(_separator(between_s)) * (number < len(cues) - 1)
+    return made
+
+
+def _separator(between_s: float) -> str:
+    return f"[pause:{round(1000 * between_s)}ms]\n" if between_s else "\n"
 
 
 def _tagged(cue: Cue) -> str:
