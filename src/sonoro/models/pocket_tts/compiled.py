@@ -18,6 +18,7 @@ from .backbone import FlowLM
 from .frame import EARLIEST_END
 from .state import FrameState, prefill
 
+# CPU ms a frame of 1, 4, 8, 16 slots, six layers, one core of an AMD EPYC: 20, 33, 47, 77; in torch 31, 68, 86, 104.
 _MOST_SLOTS, _ROWS = 16, 64
 
 
