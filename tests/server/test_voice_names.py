@@ -14,6 +14,7 @@ from builtin_voice import settings
 from sonoro.core.types import ModelSpec
 from sonoro.models import registry
 from sonoro.server.config import OPENAI_VOICES, ServerConfig
+from sonoro.server.voices import described
 
 
 def assert_as_expected(spec: ModelSpec) -> None:
@@ -40,6 +41,25 @@ def test_alloy_is_a_woman_and_onyx_a_man() -> None:
     ]
 
 
+@pytest.mark.parametrize("model", [None, "qwen3-tts-0.6b-customvoice"])
+def test_every_voice_is_described_by_its_accent_and_three_adjectives(model: str | None) -> None:
+    spec = registry.describe(model).spec
+    assert set(spec.voice_descriptions) == set(spec.voices)
+    for voice in spec.voice_descriptions.values():
+        assert voice.accent
+        assert len({*voice.adjectives}) == 3
+
+
+def test_the_voices_are_listed_with_what_is_known_of_them() -> None:
+    spec = registry.describe(None).spec
+    assert described(spec, "nora") == {
+        "sex": "female",
+        "accent": "American",
+        "adjectives": spec.voice_descriptions["nora"].adjectives,
+    }
+    assert described(spec, "unheard") == {}
+
+
 def test_a_checkpoint_brings_its_own(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, variant="custom_voice")
     path = tmp_path / "config.json"
@@ -55,6 +75,7 @@ def test_a_voice_that_the_recipe_trains_brings_its_own() -> None:
     config = settings.model_config(1000, defaultdict(int))
     assert set(config["spk_sex"]) == set(config["talker_config"]["spk_id"])
     assert set(config["spk_sex"].values()) == {"female", "male"}
+    assert set(config["spk_description"]) == set(config["talker_config"]["spk_id"])
 
 
 @pytest.mark.parametrize("sexes", [{}, {"high": "female"}])

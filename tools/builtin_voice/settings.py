@@ -48,6 +48,15 @@ SEXES = {
 """Perceived sex of each voice, by which OpenAI's voice names are mapped."""
 
 
+DESCRIPTIONS = {
+    "nora": {"accent": "American", "adjectives": ["warm", "clear", "lively"]},
+    "miles": {"accent": "American", "adjectives": ["easy", "friendly", "low"]},
+    "edith": {"accent": "British", "adjectives": ["calm", "precise", "even"]},
+    "hugh": {"accent": "British", "adjectives": ["deep", "measured", "dry"]},
+}
+"""How the voices sound, for those who choose one."""
+
+
 def taught_by() -> dict[str, str]:
     """The teacher's voice of each voice, over all teachers."""
     return {name: voice for taught in TEACHERS.values() for name, voice in taught.items()}
@@ -212,6 +221,7 @@ def model_config(text_vocabulary: int, special_ids: dict[str, int]) -> dict[str,
         # Cuts 50 of the 100 to 155 ms of silence at the start of every reading, for a lower latency.
         "lead_in": 1200,
         "spk_sex": {name: SEXES[name] for name in voices()},
+        "spk_description": {name: DESCRIPTIONS[name] for name in voices() if name in DESCRIPTIONS},
         "im_start_token_id": special_ids["<|im_start|>"],
         "im_end_token_id": special_ids["<|im_end|>"],
         "assistant_token_id": special_ids["assistant"],

@@ -1,4 +1,4 @@
-"""A request option of one model, as the model describes it and everybody else checks it."""
+"""A request option of one model, and how a voice of it sounds, as the model describes them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,13 @@ import msgspec
 from sonoro.core.errors import InvalidRequest
 
 OptionValue = bool | int | float | str
+
+
+class VoiceDescription(msgspec.Struct, frozen=True):
+    """How a voice sounds: its accent or language, and adjectives."""
+
+    accent: str = ""
+    adjectives: tuple[str, ...] = ()
 
 
 class OptionSpec(msgspec.Struct, frozen=True, kw_only=True):

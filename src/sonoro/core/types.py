@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from sonoro.core.errors import ErrorFacts, InvalidReference, InvalidRequest, UnknownLanguage, UnknownVoice, suggestion
 from sonoro.core.events import Fault, Mark, Word
-from sonoro.core.options import OptionSpec, OptionValue
+from sonoro.core.options import OptionSpec, OptionValue, VoiceDescription
 from sonoro.core.script import Script
 
 FinishReason = Literal["stop", "length", "runaway", "cancelled", "error"]
@@ -226,6 +226,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     text_normalizer: Literal["english"] | None = None
     respellings: dict[str, str] = {}
     voice_sexes: dict[str, VoiceSex] = {}
+    voice_descriptions: dict[str, VoiceDescription] = {}
     speaker_embedding_size: int = 0
     attempts: int = 1
     voice_aliases: dict[str, str] = {}

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter, Request, Response
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import Headers, UploadFile
@@ -11,7 +12,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.responses import JSONResponse
 
 from sonoro.core.errors import InvalidReference, InvalidRequest, UnknownVoice, VoiceExists
-from sonoro.core.types import ReferenceUse
+from sonoro.core.types import ModelSpec, ReferenceUse
 from sonoro.server.errors import Answers, TooManyVoices, refusals
 from sonoro.server.keys import Caller
 from sonoro.server.middleware import CLIENT_GONE
@@ -47,9 +48,17 @@ _FORM = object_of(
     consent={**_STRING, "maxLength": MAX_CONSENT, "description": "a statement of consent, stored with the voice"},
 )
 _TAKES = {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _FORM}}}}
+_LISTED_VOICE = object_of(
+    ("id", "name"),
+    id=_STRING,
+    name=_STRING,
+    sex={"enum": ["female", "male"], "description": "as listeners perceive it; missing if unknown, like the next two"},
+    accent={**_STRING, "description": "its accent or language"},
+    adjectives={"type": "array", "items": _STRING},
+)
 _LIST = object_of(
     ("voices", "aliases", "uploaded_voices"),
-    voices={"type": "array", "items": object_of(("id", "name"), id=_STRING, name=_STRING)},
+    voices={"type": "array", "items": _LISTED_VOICE},
     aliases={"type": "object", "additionalProperties": _STRING},
     uploaded_voices={"type": "array", "items": _VOICE},
 )
@@ -77,7 +86,7 @@ def voice_routes(service: Service) -> APIRouter:
         uploaded = [facts for facts in await service.voices.scan() if caller.sees(facts)]
         named = sorted({facts.called for facts in uploaded} & service.voices.by_name(caller).keys())
         shown = [_shown(facts, caller) for facts in uploaded]
-        listed = [{"id": name, "name": name} for name in (*spec.voices, *named)]
+        listed = [{"id": name, "name": name, **described(spec, name)} for name in (*spec.voices, *named)]
         return {"voices": listed, "aliases": service.voices.aliases, "uploaded_voices": shown}
 
     @router.post(
@@ -114,6 +123,13 @@ def voice_routes(service: Service) -> APIRouter:
         return {"name": name.lower(), "deleted": True}
 
     return router
+
+
+def described(spec: ModelSpec, name: str) -> dict[str, Any]:
+    """What is known of how a voice sounds: `sex`, `accent`, `adjectives`."""
+    sex, description = spec.voice_sexes.get(name), spec.voice_descriptions.get(name)
+    sounds = {} if description is None else msgspec.to_builtins(description)
+    return sounds if sex is None else {"sex": sex, **sounds}
 
 
 def _free_name(service: Service, caller: Caller, name: str) -> str:

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sonoro.core.errors import CheckpointError, InvalidRequest
+from sonoro.core.options import VoiceDescription
 from sonoro.core.types import SamplingParams, VoiceSex
-from sonoro.nn.configs import build, read_config, read_json
+from sonoro.nn.configs import build, converted, read_config, read_json
 
 SUPPRESSED_IDS = 1024
 """The last 1024 ids of the talker's vocabulary are control ids; only the end-of-speech id among them may be sampled."""
@@ -111,6 +112,8 @@ class ModelConfig:
     """Our own key: samples of silence at the start of a request's audio, which are cut; less than a frame."""
     spk_sex: dict[str, VoiceSex] = field(default_factory=dict)
     """Our own key: perceived sex of each voice; configs/speakers.json holds those of released voices."""
+    spk_description: dict[str, VoiceDescription] = field(default_factory=dict)
+    """Our own key: accent and adjectives of each voice; configs/speakers.json has those of the released cards."""
 
 
 @dataclass(frozen=True)
@@ -276,7 +279,14 @@ def stack_sizes(config: PredictorConfig | TalkerConfig | CodecDecoderConfig) -> 
 
 def speaker_sexes(model: ModelConfig) -> dict[str, VoiceSex]:
     """Perceived sex of the voices of `model`, where known."""
-    known = _packaged("speakers") | model.spk_sex
+    known = {name: facts["sex"] for name, facts in _packaged("speakers").items()} | model.spk_sex
+    return {name: known[name] for name in model.talker_config.spk_id if name in known}
+
+
+def speaker_descriptions(model: ModelConfig) -> dict[str, VoiceDescription]:
+    """Accents and adjectives of the voices of `model`, where known."""
+    packaged = converted(dict[str, VoiceDescription], _packaged("speakers"), "speakers")
+    known = packaged | model.spk_description
     return {name: known[name] for name in model.talker_config.spk_id if name in known}
 
 

@@ -27,7 +27,16 @@ from . import frame, voice, weights
 from . import state as by_slot
 from .backbone import decoder_config
 from .compiled import CompiledFrame, TalkerForms
-from .config import RELEASED, Configs, GenerationConfig, ModelConfig, read_configs, released_configs, speaker_sexes
+from .config import (
+    RELEASED,
+    Configs,
+    GenerationConfig,
+    ModelConfig,
+    read_configs,
+    released_configs,
+    speaker_descriptions,
+    speaker_sexes,
+)
 from .live_text import LiveSegment
 from .prompt import SPLITS, ClonedVoice, PromptBuilder, TalkerPrompt, TextTokenizer
 from .state import FrameState, allocate, prefill
@@ -185,6 +194,7 @@ def spec_of(name: str, configs: Configs) -> ModelSpec:
         # The smaller CustomVoice was not trained on instructions; the official wrapper silently drops them.
         accepts_instructions=model.tts_model_type == "voice_design" or (is_named and model.tts_model_size != "0b6"),
         voice_sexes=speaker_sexes(model) if is_named else {},
+        voice_descriptions=speaker_descriptions(model) if is_named else {},
         text_normalizer="english" if model.text_normalizer == "english" else None,
         respellings=model.respellings,
         speaker_embedding_size=0 if encoder is None else encoder.enc_dim,
