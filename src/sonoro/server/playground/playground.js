@@ -106,13 +106,12 @@ async function speak() {
     page.player.scrollIntoView({ block: "nearest", behavior: "smooth" });
     refresh();
     const reason = await receive(take, { signal, note: (found) => figure(take, found), onWords: () => shows(take) && panel.addWords() });
-    take.finish();
     const cut = { length: " It reached its limit.", runaway: " It ran away, and was cut off." }[reason] ?? "";
-    ends.set(take, `Spoke ${take.durationS.toFixed(1)} s.${cut}`);
+    finish(take, "Spoke", take.length, cut);
   } catch (error) {
-    take?.finish(error.name === "AbortError" ? take.heard : take.length);
-    if (take) ends.set(take, `${error.name === "AbortError" ? "Stopped after" : "Cut off after"} ${take.durationS.toFixed(1)} s.`);
-    if (error.name === "AbortError") tell(ends.get(take) ?? "");
+    const isStop = error.name === "AbortError";
+    if (take) finish(take, isStop ? "Stopped after" : "Cut off after", isStop ? take.heard : take.length);
+    if (isStop) tell(ends.get(take));
     else fail(take?.length ? `The speech was cut off: ${error.message}` : error.message);
   } finally {
     making = null;
@@ -121,6 +120,13 @@ async function speak() {
     if (take && !take.length && shows(take)) player.pause();
     refresh();
   }
+}
+
+/** Keep `length` samples of `take`, and note what to say once they have been heard. */
+function finish(take, said, length, more = "") {
+  // First: to finish a take that waits for more ends it at once.
+  ends.set(take, `${said} ${(length / take.rate).toFixed(1)} s.${more}`);
+  take.finish(length);
 }
 
 /** Be silent at once, and keep what was heard; the server is told by the request that breaks off. */
