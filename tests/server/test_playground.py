@@ -798,11 +798,28 @@ def test_the_built_in_voice_is_not_silent_and_the_page_fits(builtin: Server, ope
     page.get_by_text("Figures for engineers").click()
     button(page, "Dialogue").click()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    for one in [*page.get_by_role("button").all(), *page.get_by_role("combobox").all()]:
+    # A file is chosen by the label of its field.
+    for one in page.locator("button:visible, label.button:visible, select:visible, summary:visible").all():
         box = one.bounding_box()
         assert box is not None
         assert box["height"] >= 44
         assert box["x"] + box["width"] <= width or "Hear" in (one.get_attribute("aria-label") or "")
+
+
+@in_a_browser
+@pytest.mark.parametrize("width", [390, 1280])
+def test_many_voices_and_every_field_fit(cloning: Server, open_page: Open, width: int) -> None:
+    voices = [{"id": f"v{i}", "name": f"a_voice_of_a_long_name_{i}", "accent": "Far" * 9} for i in range(30)]
+    able = {"sample_rate": 8000, "voice_modes": ["named", "cloned"], "languages": ["auto", "one", "two"]}
+    model = {"id": "somebody/a-model-" + "with-a-long-name-" * 3, "accepts_instructions": True, "max_characters": 9}
+    page = open_page(cloning, viewport={"width": width, "height": 800})
+    page.route("**/v1/audio/voices", lambda route: route.fulfill(json={"voices": voices, "uploaded_voices": []}))
+    page.route("**/v1/models", lambda route: route.fulfill(json={"data": [{**model, **able}]}))
+    page.reload()
+    expect(page.get_by_role("radio", name="A Voice Of A Long Name 29")).to_have_count(1)
+    expect(page.get_by_label("Instructions")).to_be_visible()
+    expect(page.get_by_label("Language")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 @in_a_browser

@@ -102,7 +102,7 @@ export class Voices {
 
 /** The name of a voice as shown. */
 export function named({ name }) {
-  return name.charAt(0).toUpperCase() + name.slice(1);
+  return name.replace(/_/g, " ").replace(/(^|\s)\S/g, (letter) => letter.toUpperCase());
 }
 
 function told({ adjectives, description }) {
