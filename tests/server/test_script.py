@@ -168,6 +168,11 @@ def test_voices_change_within_a_text() -> None:
             named = text.replace("high", "Ann").replace("low", "Bob")
             aliases = {"ann": "high", "BOB": "low"}
             assert (await answer(server, named, allow_voice_tags=True, voice_aliases=aliases)).content == changed
+            async with session(server) as live:
+                how = {"allow_voice_tags": True, "voice_aliases": aliases}
+                await live.say("session.config", response_format="pcm", **how)
+                await live.hear()
+                assert (await live.speak(named[:5], named[5:]))[0] == changed
 
     run(ask())
 
