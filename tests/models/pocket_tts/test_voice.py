@@ -12,6 +12,7 @@ from tiny_pocket_lm import cases, model_of
 
 from sonoro.core.errors import CheckpointError, InvalidReference, TensorMismatch
 from sonoro.core.types import Reference, SpeechRequest
+from sonoro.models import registry
 from sonoro.models.base import CloningModel, SavedVoice
 from sonoro.models.pocket_tts.model import PocketTTS
 from sonoro.models.pocket_tts.voice import PocketVoice, read_voice
@@ -167,3 +168,10 @@ def test_a_damaged_file_is_named(model: PocketTTS, tmp_path: Path, kept: int) ->
     file.write_bytes(file.read_bytes()[:kept])
     with pytest.raises(CheckpointError, match=r"mine\.safetensors"):
         read_voice(model._modules.lm, file, read_all(file))
+
+
+def test_a_voice_of_another_model_is_refused_as_the_folder_is_loaded(tmp_path: Path) -> None:
+    tiny_pocket.write_checkpoint(tmp_path / "english_tiny")
+    save_file(tiny_pocket.voice_state("pointwise"), tmp_path / "english_tiny" / "embeddings" / "mine.safetensors")
+    with pytest.raises(TensorMismatch, match=r"mine\.safetensors: .*3 layers; this model has 2"):
+        registry.load(tmp_path / "english_tiny", device="cpu")

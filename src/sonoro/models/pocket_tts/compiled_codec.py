@@ -1,7 +1,6 @@
 """The codec's decoder as one call of compiled code, on a CPU: packed weights, and pointers into its history.
 
-`decoder.py` is the reference; the C code is in `sonoro.native`. Both keep the same left context, so either may decode
-the next chunk of a slot."""
+`decoder.py` is the reference, and keeps the same left context; the C code is in `sonoro.native`."""
 
 from __future__ import annotations
 

@@ -46,7 +46,8 @@ class PocketTTS(SpeaksFrames):
         self.codec: Codec = modules.codec
         self._config, self._modules, self.backbone = config, modules, modules.lm.transformer
         self._prompts = PromptBuilder(config, tokenizer)
-        self._files = {file: stored.read_all(file) for file in config.voices.values() if file is not None}
+        files = (file for file in config.voices.values() if file is not None)
+        self._files = {file: voice.checked(config, file, stored.read_all(file)) for file in files}
         self._own: dict[str, PocketVoice] = {}
 
     frames = frame
@@ -157,10 +158,8 @@ def _sizes(config: ModelConfig) -> dict[str, str | int | float]:
 
 def _owns(folder: Path) -> bool:
     """Whether `folder` holds a checkpoint of this family: none has a config.json."""
-    file = folder / MODEL_FILES
-    if file.is_file():
-        return "flow_lm.bos_emb" in stored.headers([file])
-    return configuration_file(folder) is not None
+    file, named = folder / MODEL_FILES, configuration_file(folder) is not None
+    return "flow_lm.bos_emb" in stored.headers([file]) if file.is_file() else named
 
 
 FAMILY = Family(

@@ -8,14 +8,7 @@ import torch
 from torch import Tensor
 
 from sonoro.models.base import Capacity, Pages
-from sonoro.models.shared.slots import (
-    BackboneState,
-    admit_staged,
-    allocate_backbone,
-    clear_slots,
-    fill_backbone,
-    stage_prompts,
-)
+from sonoro.models.shared import slots as shared
 from sonoro.nn.kvcache import PackedTokens
 from sonoro.runtime.ring import upload
 from sonoro.runtime.sampling import pack_floats, unpack_floats
@@ -29,7 +22,7 @@ _NEVER = 2**40
 
 
 @dataclass(frozen=True, kw_only=True)
-class FrameState(BackboneState):
+class FrameState(shared.BackboneState):
     """State by slot, [N+1, ...] each. Mutated in place by the functions of this folder.
 
     `last` [N+1] int64 is the number of frames at which the segment ends, once that is decided. `options` [N+1, 2]
@@ -49,7 +42,7 @@ def allocate(lm: FlowLM, capacity: Capacity, word_heads: WordHeads | None = None
     capacity.check_positions(MOST_POSITIONS)
     weight, sizes = lm.weight, lm.config.backbone
     tables = sizes.rotary(torch.arange(capacity.max_positions, device=weight.device), weight.dtype)
-    common = allocate_backbone(
+    common = shared.allocate_backbone(
         sizes,
         tables,
         capacity,
@@ -68,7 +61,7 @@ def allocate(lm: FlowLM, capacity: Capacity, word_heads: WordHeads | None = None
 
 def reset(state: FrameState, slots: Sequence[int]) -> None:
     """Free and clear `slots`. No sync; not capturable."""
-    clear_slots(state, slots, (state.last, _NEVER), (state.options, 0))
+    shared.clear_slots(state, slots, (state.last, _NEVER), (state.options, 0))
 
 
 def stage(state: FrameState, prompts: Sequence[PocketPrompt], slots: Sequence[int], pages: Sequence[Pages]) -> int:
@@ -80,12 +73,12 @@ def stage(state: FrameState, prompts: Sequence[PocketPrompt], slots: Sequence[in
     ends = [(int(pack_floats([prompt.threshold, 0.0])[0]), prompt.frames_after_end) for prompt in prompts]
     added = [(*prompt.controls.pack(), *end) for prompt, end in zip(prompts, ends, strict=True)]
     stored = [prompt.stored for prompt in prompts]
-    return stage_prompts(state, prompts, slots, pages, [prompt.rows for prompt in prompts], added, stored)
+    return shared.stage_prompts(state, prompts, slots, pages, [prompt.rows for prompt in prompts], added, stored)
 
 
 def admit(state: FrameState, slots: Tensor) -> None:
     """Reset `slots` [B] int64 and write the staged state to them, in order. Capturable; no sync."""
-    state.options.index_copy_(0, slots, admit_staged(state, slots))
+    state.options.index_copy_(0, slots, shared.admit_staged(state, slots))
     state.last.index_fill_(0, slots, _NEVER)
 
 
@@ -93,7 +86,7 @@ def prefill(
     lm: FlowLM, state: FrameState, tokens: Tensor, run: Callable[[Tensor, PackedTokens], None] | None = None
 ) -> None:
     """`SpeechModel.prefill`, with `run`, if given, in place of the transformer. No sync."""
-    fill_backbone(state, tokens, lm.transformer, lambda ids: lm.embed(ids[:, 0]), run)
+    shared.fill_backbone(state, tokens, lm.transformer, lambda ids: lm.embed(ids[:, 0]), run)
 
 
 def _write(state: FrameState, prompt: PocketPrompt, pages: Pages) -> None:

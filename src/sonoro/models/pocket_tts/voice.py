@@ -114,6 +114,16 @@ def load_voice(lm: FlowLM, saved: SavedVoice) -> Voice:
     return voice_of(_loaded(lm, saved.tensors, saved.facts))
 
 
+def checked(config: ModelConfig, file: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """`tensors` of `file`. Raises `TensorMismatch`, naming it, if they are the official state of another model."""
+    try:
+        if any(map(_STATE.fullmatch, tensors)):
+            _official(config, tensors)
+    except TensorMismatch as error:
+        raise TensorMismatch(f"{file}: {error}") from error
+    return tensors
+
+
 def read_voice(lm: FlowLM, file: Path, tensors: Mapping[str, Tensor]) -> PocketVoice:
     """The voice in `file`, whose `tensors` these are. Raises `TensorMismatch`, naming it, if it does not fit `lm`."""
     try:
