@@ -118,32 +118,6 @@ def test_a_request_brings_lexicons_of_its_own() -> None:
     run(ask())
 
 
-def test_a_dialogue_of_elevenlabs_tells_who_speaks_when() -> None:
-    turns = [("high", "Good day [pause:1s] to you."), ("low", "And you.")]
-    body = {"inputs": [{"voice_id": voice, "text": text} for voice, text in turns]}
-    said = "".join(text for _, text in turns)
-
-    async def ask() -> None:
-        async with serving("shown") as server:
-            path = "/v1/text-to-dialogue/with-timestamps?output_format=pcm_8000"
-            whole = (await server.http.post(path, json=body)).json()
-            assert "".join(whole["alignment"]["characters"]) == said
-            first, second = whole["voice_segments"]
-            assert (first["voice_id"], second["voice_id"], second["dialogue_input_index"]) == ("high", "low", 1)
-            assert said[second["character_start_index"] : second["character_end_index"]] == "And you."
-            assert first["end_time_seconds"] + 0.3 <= second["start_time_seconds"] + 0.05
-            path = "/v1/text-to-dialogue/stream/with-timestamps?output_format=pcm_8000"
-            lines = [json.loads(line) for line in (await server.http.post(path, json=body)).text.splitlines()]
-            parts = [one["alignment"]["characters"] for one in lines if one["alignment"]]
-            assert "".join(character for part in parts for character in part) == said
-            assert [one["dialogue_input_index"] for line in lines for one in line["voice_segments"]][-1] == 1
-            assert b"".join(base64.b64decode(line["audio_base64"]) for line in lines) == base64.b64decode(
-                whole["audio_base64"]
-            )
-
-    run(ask())
-
-
 def test_aliases_make_no_endless_text() -> None:
     async def ask() -> None:
         async with serving("shown") as server:
@@ -168,11 +142,6 @@ def test_voices_change_within_a_text() -> None:
             named = text.replace("high", "Ann").replace("low", "Bob")
             aliases = {"ann": "high", "BOB": "low"}
             assert (await answer(server, named, allow_voice_tags=True, voice_aliases=aliases)).content == changed
-            async with session(server) as live:
-                how = {"allow_voice_tags": True, "voice_aliases": aliases}
-                await live.say("session.config", response_format="pcm", **how)
-                await live.hear()
-                assert (await live.speak(named[:5], named[5:]))[0] == changed
 
     run(ask())
 

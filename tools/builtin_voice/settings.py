@@ -89,6 +89,32 @@ RESPELLINGS = {
 F and S that begin an initialism sound like the start of a word ("the FBI": "the feebi"): what
 follows is not known yet."""
 
+HETERONYMS = {
+    "bow:bend": "bouw",
+    "close:verb": "cloze",
+    "content:adjective": "contennt",
+    "desert:leave": "dessert",
+    "house:verb": "howz",
+    "lead:metal": "led",
+    "live:adjective": "lyve",
+    "minute:tiny": "mynoot",
+    "polish:Poland": "poalish",
+    "present:verb": "preezent",
+    "project:verb": "pruject",
+    "read:past": "red",
+    "read:present": "reed",
+    "record:noun": "reckerd",
+    "record:verb": "recored",
+    "refuse:verb": "refuze",
+    "refuse:waste": "reffuse",
+    "tear:drop": "tier",
+    "tear:rip": "taire",
+    "use:verb": "yooz",
+    "wind:verb": "wined",
+    "wound:turned": "wownd",
+}
+"""Readings of words that are written alike and said apart, which the voice does not choose by itself."""
+
 
 CODEC_HOURS = 20.0
 """Hours of audio for the codec, from the start of the corpus: enough for the codes of a few voices."""
@@ -216,6 +242,7 @@ def model_config(text_vocabulary: int, special_ids: dict[str, int]) -> dict[str,
         "voice_aliases": ALIASES,
         "text_normalizer": "english",
         "respellings": RESPELLINGS,
+        "heteronyms": HETERONYMS,
         # Texts longer than those of the corpus are split into segments.
         "max_segment_letters": 200,
         # Cuts 50 of the 100 to 155 ms of silence at the start of every reading, for a lower latency.

@@ -124,7 +124,6 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
     `with_words` asks for word times, if the model gives them.
     At most `parallel` segments are spoken at once, in slots that nobody else waits for. The audio of each is then sent
     once it has ended, in order, and no prompt includes the segments before it. Not for live text or with `max_frames`.
-    `voice_aliases` are further names of the model's voices, in lower case, for live text.
     `cast` are further voices that lines of `script` name, in lower case: registered ones by digest, and recordings.
     `script` is what the markup of `text` says, as `sonoro.text.script.scripted` reads it; None: `text` as it stands.
     `is_resolved`: validated and completed by `ModelSpec.resolve`, once, where the request came in."""
@@ -151,7 +150,6 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
     on_fault: OnFault | None = None
     with_words: bool = False
     parallel: int = 1
-    voice_aliases: dict[str, str] = {}
     cast: dict[str, str | Reference] = {}
     options: dict[str, OptionValue] = {}
     is_resolved: bool = False

@@ -195,8 +195,7 @@ class Prompts:
                 start=start,
             )
 
-        names = {**self._spec.voice_aliases, **params.voice_aliases}
-        delivery = Delivery(self._spec, names, params.on_markup, params.language or "auto")
+        delivery = Delivery(self._spec, self._spec.voice_aliases, params.on_markup, params.language or "auto")
         return LiveScript(params.markup, delivery, feed, _MAX_LIVE_CHARACTERS)
 
     def _split(self, params: SpeechRequest) -> Callable[[str], list[SpokenText]]:

@@ -355,8 +355,6 @@ def speech_request(
     if request.may_have_markup and registered:
         request = msgspec.structs.replace(request, cast={name: facts.digest for name, facts in registered.items()})
     resolved = spec.resolve(request, {uploaded.name: uploaded.digest} if uploaded else dict.fromkeys(registered, ""))
-    if is_live and resolved.markup != "none":
-        return msgspec.structs.replace(resolved, voice_aliases=dict(_aliases(body, aliases)))
     if not lexicons and not resolved.may_have_markup:
         return resolved
     return scripted(resolved, spec, lexicons, speed=body.speed, aliases=_aliases(body, aliases))

@@ -145,6 +145,24 @@ def test_a_text_to_be_spelled_out_gives_the_tokens_of_the_whole(english: PromptB
             assert ids == whole, (text, pieces)
 
 
+TOLD_APART = {"read:past": "red", "use:noun": "youss", "close:verb": "cloze", "live:adjective": "lyve"}
+AROUND = "they have never it last night to the of was so we will please some people music window and then i saw here"
+
+
+def test_words_that_are_told_apart_by_their_context_are_the_tokens_of_the_whole(english: PromptBuilder) -> None:
+    prompts = PromptBuilder(dataclasses.replace(english.config, heteronyms=TOLD_APART), english.tokenizer)
+    draw = random.Random(11)
+    for _ in range(300):
+        words = draw.choices([*AROUND.split(), "read", "use", "close", "live", "read.", "use,"], k=draw.randint(2, 24))
+        text = " ".join(words)
+        spoken = read(text, lowercase=True, heteronyms=TOLD_APART).text
+        whole = [*prompts.tokenizer.encode(spoken), prompts.config.tts_eos_token_id]
+        for pieces in splits(text, draw):
+            segment = LiveSegment(prompts)
+            ids = [one for piece in pieces for one in segment.feed(piece)] + segment.finish()
+            assert ids == whole, (text, pieces)
+
+
 def test_a_text_that_is_cut_off_is_cut_between_words(english: PromptBuilder) -> None:
     """The ids that were released, then those of the words; all words are spoken, in two segments."""
 

@@ -106,6 +106,8 @@ class ModelConfig:
     """Our own key, absent from released checkpoints: `english` normalises text before it is tokenised."""
     respellings: dict[str, str] = field(default_factory=dict)
     """Our own key: spellings for words that the model mispronounces, both in lower case; needs a `text_normalizer`."""
+    heteronyms: dict[str, str] = field(default_factory=dict)
+    """Our own key: spellings of words that are written alike and said apart, by reading ("read:past")."""
     max_segment_letters: int = 400
     """Our own key: the longest text of a segment, in letters as `sonoro.text.splitting` counts them (400 take 30 s)."""
     lead_in: int = 0

@@ -5,6 +5,7 @@ The ids equal those of the whole text, however it is cut into pieces. Runs on th
 import unicodedata
 
 from sonoro.core.types import TextFormat
+from sonoro.text.english.heteronyms import REACH, first_unsettled
 from sonoro.text.joints import last_joint
 from sonoro.text.splitting import SpokenText, joined, spoken_length
 
@@ -49,6 +50,7 @@ class LiveSegment:
         self._parts: list[SpokenText] = []
         # Text that is not given to the tokeniser yet, and at which character of all text it begins.
         self._raw, self._at = "", 0
+        self._before = ""
         self._is_spoken = False
 
     @property
@@ -65,24 +67,34 @@ class LiveSegment:
         if self._prompts.config.text_normalizer is None:
             return self._give(SpokenText(self._raw), len(self._raw))
         cut, is_sentence = last_joint(self._raw)
+        if self._prompts.config.heteronyms and (settled := first_unsettled(self._raw, cut)) < cut:
+            cut, is_sentence = last_joint(self._raw[:settled])
         if not cut:
             return []
-        spoken = self._prompts.normalize(self._raw[:cut], self._format)
+        comma = "," * (self._raw[cut - 2] in ",;:")
+        after = "" if is_sentence else f"{comma} {self._raw[cut : cut + REACH]}"
+        spoken = self._prompts.normalize(self._raw[:cut], self._format, (self._before, after))
         # The full stop is not of the text, unless a list item ends; a comma and the space before the next word are.
         text = spoken.text if is_sentence else spoken.text.removesuffix(".")
         is_mark = not is_sentence and self._raw[cut - 2] in ",;:" and text != spoken.text
         mark = SpokenText("," * is_mark).moved(cut - 2)
         joint = SpokenText(" " * bool(text)).moved(cut - 1)
-        return self._give(joined([spoken.part(0, len(text)), mark, joint]), cut)
+        ids = self._give(joined([spoken.part(0, len(text)), mark, joint]), cut)
+        self._before = "" if is_sentence else self._before
+        return ids
 
     def finish(self) -> list[int]:
         """The remaining ids and the end of text; empty if the segment has nothing to speak."""
-        ids = [*self._give(self._prompts.normalize(self._raw, self._format), len(self._raw)), *self._tokens.finish()]
+        ids = [
+            *self._give(self._prompts.normalize(self._raw, self._format, (self._before, "")), len(self._raw)),
+            *self._tokens.finish(),
+        ]
         return [*ids, self._prompts.config.tts_eos_token_id] if self._is_spoken or ids else []
 
     def _give(self, spoken: SpokenText, written: int) -> list[int]:
         """Give `spoken`, which was written as the first `written` characters of `_raw`, to the tokeniser."""
         self._parts.append(spoken.moved(self._at))
+        self._before = (self._before + self._raw[:written])[-REACH:]
         self._raw, self._at = self._raw[written:], self._at + written
         ids = self._tokens.feed(spoken.text)
         self._is_spoken = self._is_spoken or bool(ids)

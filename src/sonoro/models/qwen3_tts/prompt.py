@@ -213,16 +213,17 @@ class PromptBuilder:
         self._line_break = tokenizer.encode("\n")
         self._role = [config.im_start_token_id, config.assistant_token_id, *self._line_break]
 
-    def spell_out(self, text: str, text_format: TextFormat = "auto") -> Reading:
-        """`text` normalised as the checkpoint needs, and the characters dropped because it cannot speak them."""
+    def spell_out(self, text: str, text_format: TextFormat = "auto", context: tuple[str, str] = ("", "")) -> Reading:
+        """`text`, within its `context`, normalised as the checkpoint needs, and the characters that it cannot speak."""
         if self.config.text_normalizer is None:
             return Reading(text)
-        return read(text, text_format, lowercase=True, respellings=self.config.respellings)
+        respellings, heteronyms = self.config.respellings, self.config.heteronyms
+        return read(text, text_format, lowercase=True, respellings=respellings, heteronyms=heteronyms, context=context)
 
-    def normalize(self, text: str, text_format: TextFormat = "auto") -> Reading:
+    def normalize(self, text: str, text_format: TextFormat = "auto", context: tuple[str, str] = ("", "")) -> Reading:
         """`text` normalised as the checkpoint needs, without characters it cannot speak (perhaps all of them): to warn
         a user, ask `text.english.readable` first."""
-        normalized = self.spell_out(text, text_format)
+        normalized = self.spell_out(text, text_format, context)
         if normalized.dropped:
             logger.info("event=characters_dropped count=%d", len(normalized.dropped))
             # User text goes to the debug log alone: of text in another script this is most of it.

@@ -16,6 +16,7 @@ from importlib import import_module
 from types import MappingProxyType
 
 from sonoro.core.types import TextFormat
+from sonoro.text.english.heteronyms import places
 from sonoro.text.english.line import SIGN, WORD, Candidate, Piece, Recogniser, fold, token_end
 from sonoro.text.english.signs import read_sign
 from sonoro.text.splitting import Span, SpokenText
@@ -247,15 +248,25 @@ def read(
     *,
     lowercase: bool = False,
     respellings: Mapping[str, str] = MappingProxyType({}),
+    heteronyms: Mapping[str, str] = MappingProxyType({}),
+    context: tuple[str, str] = ("", ""),
     with_code: bool = False,
 ) -> Reading:
     """Read English `text` as a voice says it. What cannot be said is dropped and reported, never guessed.
 
     `respellings` maps lower-case spoken words to the spelling to use; a letter's is used where its capital begins an
-    initialism. `with_code` reads code blocks too. The text is empty if nothing speakable is left."""
+    initialism. `heteronyms` maps the readings of words that are written alike ("read:past"), which `context`, what
+    stands before and after `text`, helps to tell. `with_code` reads code blocks too. The text is empty if nothing
+    speakable is left."""
     said, origins, dropped = _read(text, text_format, with_code)
+    if heteronyms:
+        before, after = context
+        if after:
+            after = after[: len(after) - len(after.lstrip(", "))] + _read(after, "plain", with_code)[0]
+        said, origins = _replaced(said, origins, places(said, heteronyms, before, after))
     if respellings:
-        said, origins = _respelled(said, origins, respellings)
+        found = _respelling(tuple(respellings)).finditer(said)
+        said, origins = _replaced(said, origins, ((*one.span(), respellings[one[0].lower()]) for one in found))
     return Reading(said.lower() if lowercase else said, lambda: origins, dropped)
 
 
@@ -271,16 +282,16 @@ def _read(text: str, text_format: TextFormat, with_code: bool) -> tuple[str, Seq
     return said, origins, "".join(dict.fromkeys("".join(dropped)))
 
 
-def _respelled(said: str, origins: Sequence[Span], respellings: Mapping[str, str]) -> tuple[str, list[Span]]:
+def _replaced(said: str, origins: Sequence[Span], changes: Iterable[tuple[int, int, str]]) -> tuple[str, list[Span]]:
+    """`said` with other spellings in the order of their places; each stands for what the word was written as."""
     text: list[str] = []
     spans: list[Span] = []
     at = 0
-    for found in _respelling(tuple(respellings)).finditer(said):
-        new = respellings[found[0].lower()]
-        text += said[at : found.start()], new
-        spans += origins[at : found.start()]
-        spans += [(origins[found.start()][0], origins[found.end() - 1][1])] * len(new)
-        at = found.end()
+    for start, end, new in changes:
+        text += said[at:start], new
+        spans += origins[at:start]
+        spans += [(origins[start][0], origins[end - 1][1])] * len(new)
+        at = end
     return "".join([*text, said[at:]]), [*spans, *origins[at:]]
 
 
