@@ -165,7 +165,7 @@ player.addEventListener("change", () => {
   else if (state === "buffering" && position && !take.isWhole) tell("Buffering …");
   else if (state === "playing") tell("Speaking.");
   else if (state === "ended") tell(ends.get(take));
-  else if (state === "paused" && position) tell("Paused.");
+  else if (state === "paused") tell("Paused.");
   if (take) page.stalls.textContent = player.stalls;
 });
 
