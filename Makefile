@@ -11,19 +11,27 @@ CLIENTS := .venv-clients
 FISH_SPEECH := $(REFERENCE)/fish-speech
 
 PIP := $(BIN)/pip --disable-pip-version-check
+
+# Runs a command. On a terminal its latest line is shown in place; all of its output is in .venv/install.log, and shown if
+# it fails.
+QUIETLY = f() { log=.venv/install.log; rm -f $$log.failed; \
+  { "$$@" 2>&1 || touch $$log.failed; } | tee $$log | \
+  { while IFS= read -r line; do [ ! -t 2 ] || printf '\r\033[K%.78s' "$$line" >&2; done; [ ! -t 2 ] || printf '\r\033[K' >&2; }; \
+  [ ! -e $$log.failed ] || { cat $$log; rm $$log.failed; return 1; }; }; f
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
-.PHONY: say cpu test check format parity slow gpu clients targets clean
+.PHONY: say cpu test check format parity slow gpu clients targets dist clean
 .DELETE_ON_ERROR:
 
 say: .venv/.installed
-	@$(BIN)/sonoro say "$(TEXT)" -o $(OUT)
+	@$(BIN)/sonoro say "$(TEXT)" -o $(OUT) --force
+	@echo 'Next: . .venv/bin/activate, then: sonoro "Hello." speaks aloud, and sonoro alone shows more'
 
 # PyTorch from its own index, for a machine without an NVIDIA GPU. Wheels of 2.13.0 for Linux on x86-64: .2 GB in place of
 # 2.7, which is torch (.5) with the libraries of CUDA that it needs, as PyPI lists them.
 cpu: | .venv/bin/python
 	@echo "Installing PyTorch $(TORCH) without CUDA into .venv: about 200 MB"
-	@$(PIP) install --no-deps --index-url https://download.pytorch.org/whl/cpu torch==$(TORCH)
+	@$(QUIETLY) $(PIP) install --no-deps --index-url https://download.pytorch.org/whl/cpu torch==$(TORCH)
 
 # In more processes than cores, as tests wait for servers and engines; each takes over tests of the others when it has
 # none left. Hundreds of processes import the package: its bytecode is kept.
@@ -50,6 +58,22 @@ gpu: .venv/.installed-test
 # What is there of the same code is kept, so that it may be interrupted; a sample of it is tests/test_targets.py.
 targets: .venv/.installed-test
 	$(BIN)/python benchmarks/targets.py --out benchmarks/results/targets.json
+
+# What a release needs: a wheel for this platform and a source distribution in dist/, checked, their contents listed. The
+# wheel speaks in an environment that borrows its dependencies; without --borrow tools/try_wheel.py installs them too.
+dist: .venv/.installed .venv-dist/.installed
+	rm -rf dist
+	.venv-dist/bin/python -m build --outdir dist . >build.log 2>&1 || { cat build.log; exit 1; }
+	@rm build.log
+	.venv-dist/bin/twine check --strict dist/*
+	.venv-dist/bin/python -m zipfile --list dist/*.whl
+	ls -l dist
+	$(BIN)/python tools/try_wheel.py dist/*.whl --borrow
+
+.venv-dist/.installed:
+	$(PYTHON) -m venv .venv-dist
+	.venv-dist/bin/pip install --quiet --disable-pip-version-check build twine
+	@touch $@
 
 # Unmodified clients of docs/clients.md, 830 MB in an environment of their own, speaking through `sonoro serve`. Minutes, so
 # that CI replays what was recorded from them in their place: `make clients RECORD=tests/server/dialects/recordings`.
@@ -92,16 +116,16 @@ $(FISH_SPEECH): | $(REFERENCE)/.installed
 	@$(PYTHON) -m venv .venv
 
 .venv/.installed: pyproject.toml constraints.txt $(wildcard hatch_build.py src/sonoro/native/build.py src/sonoro/native/*.[ch]) | .venv/bin/python
-	@echo "Installing sonoro and what it needs into .venv, once; what pip fetches, it shows"
+	@echo "Installing sonoro and what it needs into .venv, once; the log is .venv/install.log"
 	@$(PIP) show --quiet torch 2>/dev/null || [ "$$(uname)" != Linux ] || \
 	  echo "PyTorch comes with CUDA, 2.7 GB in all; without an NVIDIA GPU stop here, and let \"make cpu\" fetch .2 GB instead"
-	@$(PIP) install -c constraints.txt -e .
+	@$(QUIETLY) $(PIP) install -c constraints.txt -e .
 	@touch $@
 
 .venv/.installed-test: pyproject.toml constraints.txt .venv/.installed
 	@echo "Installing what the tests need into .venv, once"
-	@$(PIP) install -c constraints.txt -e ".[test]"
+	@$(QUIETLY) $(PIP) install -c constraints.txt -e ".[test]"
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-reference .venv-clients build out.wav
+	rm -rf .venv .venv-dist .venv-reference .venv-clients build dist out.wav

@@ -5,6 +5,10 @@ import runpy
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
+
+from sonoro.cli.arguments import COMMANDS
+from sonoro.cli.main import app
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -72,3 +76,11 @@ def test_the_needs_of_every_command_of_the_readme_are_known() -> None:
     tool = runpy.run_path(str(ROOT / "tools" / "readme_commands.py"))
     needs = {tool["need"](command) for command in tool["commands"]()}
     assert {"a GPU", "nothing"} < needs
+
+
+def test_the_design_lists_every_command() -> None:
+    names = get_command(app).commands
+    assert set(COMMANDS) == set(names)
+    assert f"`sonoro {' | '.join(COMMANDS)}`" in " ".join(
+        (ROOT / "docs" / "design.md").read_text(encoding="utf-8").split()
+    )
