@@ -7,12 +7,10 @@ import inspect
 import io
 import random
 import re
-import sys
 import threading
 import time
 import weakref
 from pathlib import Path
-from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -23,7 +21,7 @@ from processes import GUARD_S
 from sine_models import VoicedSineModel
 from tiny_checkpoint import write_checkpoint
 
-from sonoro import TTS, Audio, EngineConfig
+from sonoro import TTS, Audio, EngineConfig, api_audio
 from sonoro.api import RequestFields, SpokenFields, speech_request
 from sonoro.audio.files import write_audio
 from sonoro.audio.pcm import to_pcm16
@@ -475,24 +473,27 @@ def test_audio_is_an_array_and_a_player(monkeypatch: pytest.MonkeyPatch) -> None
     embedded = re.fullmatch(r'<audio controls src="data:audio/wav;base64,([^"]+)"></audio>', audio._repr_html_())
     assert base64.b64decode(embedded[1]) == audio.to_bytes()
 
-    played = []
-    device = SimpleNamespace(
-        play=lambda samples, rate, *, blocking: played.append((samples, rate, blocking)), PortAudioError=OSError
-    )
-    monkeypatch.setitem(sys.modules, "sounddevice", device)
+    player = FakePlayer()
+    monkeypatch.setattr(api_audio, "find_player", lambda rate: player if rate == 8000 else None)
     audio.play()
-    [(samples, rate, is_blocking)] = played
-    assert (samples is audio.samples, rate, is_blocking) == (True, 8000, True)
-
-    def deaf(*_: object, **__: object) -> None:
-        raise OSError("no device")
-
-    device.play = deaf
-    with pytest.raises(OutputError, match="no device"):
+    assert player.played == [to_pcm16(audio.samples), None]
+    monkeypatch.setattr(api_audio, "find_player", lambda rate: None)
+    with pytest.raises(OutputError, match=re.escape('pip install ".[play]"')):
         audio.play()
-    monkeypatch.setitem(sys.modules, "sounddevice", None)
-    with pytest.raises(OutputError, match=r"sonoro\[play\]"):
-        audio.play()
+
+
+class FakePlayer:
+    """Remembers what it plays, and None at the end."""
+
+    def __init__(self) -> None:
+        self.played = []
+        self.write = self.played.append
+
+    def __enter__(self) -> "FakePlayer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.played.append(None)
 
 
 @pytest.mark.parametrize("format", ["wav", "flac", "mp3", "opus", "pcm"])

@@ -1,13 +1,11 @@
 """The audio that `sonoro.api` returns, whole or in pieces."""
 
 import base64
-import importlib
 import io
 import itertools
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any, BinaryIO
 
 import msgspec
@@ -16,10 +14,12 @@ import numpy.typing as npt
 
 from sonoro.audio.files import output_format, write_audio
 from sonoro.audio.pcm import from_pcm16, to_pcm16
+from sonoro.audio.player import find_player
 from sonoro.core.errors import OutputError
 from sonoro.core.events import Fault, Mark, Word, marks_at_speed
 from sonoro.core.events import at_speed as words_at_speed
 from sonoro.core.types import Finished, FinishReason
+from sonoro.core.version import extra
 from sonoro.words import captions
 
 Pieces = Generator["AudioPiece", None, Finished]
@@ -102,13 +102,12 @@ class Audio(_Sound):
         return made.getvalue()
 
     def play(self) -> None:
-        """Play the audio on this machine, and block until its end. Needs `pip install "sonoro[play]"`. Raises
-        `OutputError`."""
-        device = _sounddevice()
-        try:
-            device.play(self.samples, self.sample_rate, blocking=True)
-        except device.PortAudioError as error:
-            raise OutputError(f"cannot play: {error}") from error
+        """Play the audio on this machine, and block until its end. Raises `OutputError`."""
+        player = find_player(self.sample_rate)
+        if player is None:
+            raise OutputError(f"cannot play: found neither a sound device nor a program that plays; {extra('play')}")
+        with player:
+            player.write(to_pcm16(self.samples))
 
     def _repr_html_(self) -> str:
         audio = base64.b64encode(self.to_bytes()).decode()
@@ -118,13 +117,6 @@ class Audio(_Sound):
 def make_captions(kind: str, text: str, words: Sequence[Word]) -> str:
     """Captions of `text` from the times of its `words`, as a file of `kind` srt, vtt or json."""
     return captions.FORMATS[kind](text, words)
-
-
-def _sounddevice() -> ModuleType:
-    try:
-        return importlib.import_module("sounddevice")
-    except (ImportError, OSError) as error:  # OSError: the package is there, the PortAudio it calls is not
-        raise OutputError(f'cannot play: {error}; try pip install "sonoro[play]"') from error
 
 
 def listen(pieces: Pieces, take: Callable[[AudioPiece], None]) -> Finished:

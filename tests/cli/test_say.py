@@ -382,7 +382,7 @@ def test_version_and_help(sonoro: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([""], ["text", "''"]),
+        ([""], ["text", "0 characters", "give at least one"]),
         (["  \n "], ["text", "white space"]),
         (["?!"], ["text", "letter or digit"]),
         ([], ["text", "--file"]),

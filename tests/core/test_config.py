@@ -132,7 +132,7 @@ def test_many_slots_have_graphs_for_as_many_prompt_tokens_as_a_tick_may_run() ->
         (b"slots: x", "whole"),
         (b"slots: 4\nslots: 8\n", "slots is written twice"),
         (b"engine: 3\n", "engine: 3 is not allowed; it must hold keys"),
-        (b"engine:\nslots: 4\n", "engine: None is not allowed; there is no such key"),
+        (b"engine:\nslots: 4\n", "engine: nothing was given; there is no such key"),
     ],
 )
 def test_files_that_are_no_configuration_are_refused(content: bytes, words: str, tmp_path: Path) -> None:

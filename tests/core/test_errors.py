@@ -31,6 +31,21 @@ def test_field_errors_name_field_value_and_limit(kind: type) -> None:
     assert (error.field, error.value, error.limit) == ("top_k", -3, "it must be at least 0")
 
 
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (None, "text: nothing was given; why"),
+        ("given", "text was given; why"),
+        ("5000 characters", "text: 5000 characters; why"),
+        ("2.5 s", "text: 2.5 s; why"),
+        ("", "text: '' is not allowed; why"),
+        ("characters", "text: 'characters' is not allowed; why"),
+    ],
+)
+def test_what_was_given_is_said_in_words(value: object, message: str) -> None:
+    assert str(InvalidRequest("text", value, "why")) == message
+
+
 def test_a_long_value_is_shortened() -> None:
     message = str(InvalidRequest("text", "x" * 10_000, "too long"))
     assert len(message) < 200

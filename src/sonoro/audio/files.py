@@ -52,7 +52,7 @@ def output_format(path: str | Path, given: str | None = None) -> str:
     check_place(target)
     if given is None and target.suffix.lower() not in _SUFFIXES:
         known = ", ".join(_SUFFIXES)
-        raise OutputError(f"cannot write {str(target)!r}: its suffix names no format; use one of {known} or give one")
+        raise OutputError(f"cannot write {str(target)!r}: its suffix names no format; use {known}, or give a format")
     return given or _SUFFIXES[target.suffix.lower()]
 
 

@@ -13,6 +13,7 @@ from sonoro.cli import common
 from sonoro.cli.common import fields_of, json_object, number, numbers, range_of
 from sonoro.cli.streams import show
 from sonoro.core.errors import ConfigError, EngineError, OutputError
+from sonoro.core.version import extra
 
 if TYPE_CHECKING:
     from sonoro.bench.load import ServeBench
@@ -241,4 +242,4 @@ def _extra(name: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise ConfigError("bench", error.name, f'it must be installed: pip install "sonoro[{name}]"') from error
+        raise ConfigError("bench", error.name, f"it must be installed: {extra(name)}") from error

@@ -38,8 +38,10 @@ def show(*lines: str) -> None:
 
 def read_text(text: str | None, file: Path | None) -> str:
     """The text of an argument, of stdin for "-", or of a file. Raises `InvalidRequest`."""
-    if (text is None) == (file is None):
-        raise InvalidRequest("text", text or "", "give either a text (- reads stdin) or --file")
+    if text is None and file is None:
+        raise InvalidRequest("text", None, 'give one, as in sonoro say "Good morning.", or - for stdin, or --file FILE')
+    if text is not None and file is not None:
+        raise InvalidRequest("text", text, f"--file {file} is given too; leave one of them out")
     try:
         if file is not None:
             return file.read_text(encoding="utf-8-sig")  # without a byte order mark

@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import NamedTuple
 
+_SIZE = re.compile(r"\d[\d.]* (characters|bytes|given|numbers|s)")
 _ADDRESS = re.compile(r"( at)? ?\b0x[0-9a-fA-F]{5,}\b")
 
 
@@ -43,7 +44,7 @@ class _FieldError(SonoroError):
 
     def __init__(self, field: str, value: object, limit: str) -> None:
         self.field, self.value, self.limit = field, value, limit
-        super().__init__(f"{field}: {_shown(value)} is not allowed; {limit}")
+        super().__init__(f"{_given(field, value)}; {limit}")
 
     @classmethod
     def unless(cls, is_allowed: bool, field: str, value: object, limit: str) -> None:
@@ -147,6 +148,17 @@ def _kinds(root: type[SonoroError]) -> Iterator[type[SonoroError]]:
     yield root
     for kind in root.__subclasses__():
         yield from _kinds(kind)
+
+
+def _given(field: str, value: object) -> str:
+    """What was given for `field`, in words. A size, as "5000 characters", is not quoted."""
+    if value is None:
+        return f"{field}: nothing was given"
+    if value == "given":
+        return f"{field} was given"
+    if isinstance(value, str) and _SIZE.fullmatch(value):
+        return f"{field}: {value}"
+    return f"{field}: {_shown(value)} is not allowed"
 
 
 def _shown(value: object) -> str:

@@ -162,7 +162,8 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
             if getattr(self, field) not in (known := get_args(kind)):
                 raise InvalidRequest(field, getattr(self, field), f"it must be {', '.join(known[:-1])} or {known[-1]}")
         if not self.is_live and not self.text.strip():
-            raise InvalidRequest("text", self.text, "it must hold at least one character that is not white space")
+            nothing = f"{len(self.text)} characters"
+            raise InvalidRequest("text", nothing, 'give at least one that is not white space, as in "Good morning."')
         if not self.is_live and not is_speakable(self.text):
             raise InvalidRequest("text", self.text, "it must hold at least one letter or digit")
         _check_number("seed", self.seed, 0, MAX_SEED)
@@ -258,7 +259,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
             has_voice = bool(request.references) or (voice is not None and voice in registered)
             self._check_parallel(request, has_voice=has_voice)
         if request.instructions is not None and not self.accepts_instructions:
-            raise InvalidRequest("instructions", request.instructions, f"{self.name} does not follow instructions")
+            limit = f"{self.name} does not follow instructions; leave them out"
+            raise InvalidRequest("instructions", request.instructions, limit)
         if request.text_format != "auto" and self.text_normalizer is None:
             raise InvalidRequest("text_format", request.text_format, f"{self.name} reads a text as it stands")
         if request.max_frames is not None and request.max_frames > self.max_frames:

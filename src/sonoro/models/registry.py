@@ -212,7 +212,8 @@ def _device(device: str | torch.device) -> torch.device:
     if parsed is None or parsed.type not in ("cpu", "cuda"):
         raise ConfigError("device", device, "it must be auto, cpu, cuda or cuda:N")
     if parsed.type == "cuda" and (parsed.index or 0) >= torch.cuda.device_count():
-        raise ConfigError("device", device, f"this machine has {torch.cuda.device_count()} CUDA devices")
+        limit = f"this machine has {torch.cuda.device_count()} CUDA devices for PyTorch; auto takes what is there"
+        raise ConfigError("device", device, limit)
     return parsed
 
 

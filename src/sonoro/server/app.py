@@ -101,7 +101,12 @@ def create_app(client: Fleet, config: ServerConfig, on_failure: Callable[[Sonoro
 async def _answer_http_error(request: Request, error: Exception) -> Response:
     """Answer an unknown path or method."""
     assert isinstance(error, HTTPException), error
-    refused = plain_refusal(error.status_code, f"{request.method} {request.url.path}: {error.detail}", "http")
+    detail = error.detail
+    if error.status_code == 404:
+        detail += "; /docs lists what is here"
+    elif error.status_code == 405:
+        detail += f"; use {' or '.join(_methods(request))}"
+    refused = plain_refusal(error.status_code, f"{request.method} {request.url.path}: {detail}", "http")
     request.state.facts["code"] = refused.error["code"]
     headers = {**refused.headers, **(error.headers or {})}
     if error.status_code == 405:

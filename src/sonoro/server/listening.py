@@ -32,7 +32,7 @@ def listen(config: ServerConfig) -> socket.socket:
     try:
         sock = socket.create_server(address[:2], family=family, backlog=2048)
     except OSError as error:
-        raise ConfigError("port", config.port, f"cannot listen there: {error.strerror}") from error
+        raise ConfigError("port", config.port, f"cannot listen there: {error.strerror}; try another, or 0") from error
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     # The event loop sets it only on sockets that name their protocol, which those of `create_server` do not.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -157,7 +157,8 @@ class SpeechFactory:
         spec, limit = self.spec(), self._config.max_characters
         self.check_model(body.model, spec)
         if len(body.input) > limit:
-            raise InvalidRequest("input", f"{len(body.input)} characters", f"it must have at most {limit}")
+            most = f"it must have at most {limit}: send it in parts, or raise the server's max_characters"
+            raise InvalidRequest("input", f"{len(body.input)} characters", most)
         is_silent = not is_live and not is_speakable(body.input) and bool(body.input.strip())
         references = await read_references(body, self.recordings, spec, caller.owner)
         if is_silent:

@@ -22,7 +22,7 @@ from starlette.types import Message as Received
 
 from sonoro.core.errors import ConfigError, InvalidRequest, SonoroError
 from sonoro.core.types import AudioChunk, Finished
-from sonoro.core.version import VERSION
+from sonoro.core.version import VERSION, extra
 from sonoro.server.dialects.shared import Message, language_of, languages_of
 from sonoro.server.errors import NotReady, refusal
 from sonoro.server.keys import Caller
@@ -55,7 +55,7 @@ def wyoming_routes(service: Service) -> APIRouter:
         return APIRouter()
     host, port = _address(config.wyoming)
     if config.wyoming_name and AsyncZeroconf is None:
-        raise ConfigError("wyoming_name", config.wyoming_name, "it needs zeroconf: pip install sonoro[wyoming]")
+        raise ConfigError("wyoming_name", config.wyoming_name, f"it needs zeroconf: {extra('wyoming')}")
     try:
         sock = listen(dataclasses.replace(config, host=host, port=port))
     except ConfigError as error:
