@@ -1,20 +1,29 @@
-"""README and docs/: their length, their lines, their links, the files they name, and the README's Python."""
+"""README and docs/: their length, their lines, their links, the files they name, and their Python."""
 
 import re
 import runpy
 from pathlib import Path
 
+import numpy as np
 import pytest
+from tiny_checkpoint import write_checkpoint
 from typer.main import get_command
 
+from sonoro.api import TTS
+from sonoro.audio.files import write_audio
 from sonoro.cli.arguments import COMMANDS
 from sonoro.cli.main import app
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+WITH_PYTHON = [page for page in PAGES if "```python" in page.read_text(encoding="utf-8")]
 PARENTS = (ROOT, ROOT / "src" / "sonoro", ROOT / "examples")
 """Where a file may be that a page names by its path."""
+
+
+LEXICON = """<lexicon xmlns="http://www.w3.org/2005/01/pronunciation-lexicon" version="1.0" xml:lang="en">
+<lexeme><grapheme>NASA</grapheme><alias>nasa</alias></lexeme></lexicon>"""
 
 
 def slug(heading: str) -> str:
@@ -64,11 +73,20 @@ def test_the_readme_links_to_the_index_which_links_to_every_page() -> None:
     assert {page.name for page in PAGES} <= set(re.findall(r"\]\((?:\.\./)?([\w.]+)", index))
 
 
-def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.name)
+def test_the_python_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its blocks one after the other, in a folder with the files that they name. Nothing is played."""
     monkeypatch.chdir(tmp_path)
-    [block] = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    exec(compile(block, README.name, "exec"), {})
-    assert (tmp_path / "out.wav").stat().st_size > 24000
+    monkeypatch.setattr("sonoro.api_audio.find_player", lambda rate: None)
+    (tmp_path / "names.pls").write_text(LEXICON, encoding="utf-8")
+    write_checkpoint(tmp_path / "folder" / "of" / "a" / "base" / "model", variant="base", topology="0.6b")
+    for name in ("ann", "bob"):
+        write_audio(tmp_path / f"{name}.wav", np.sin(np.arange(24000) / 9).astype(np.float32) / 3, 24000)
+    names = {"TTS": TTS}
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+        exec(compile(block, page.name, "exec"), names)
+    if page == README:
+        assert (tmp_path / "out.wav").stat().st_size > 24000
 
 
 def test_the_needs_of_every_command_of_the_readme_are_known() -> None:

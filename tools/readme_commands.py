@@ -1,4 +1,4 @@
-"""Run the shell commands of README.md: `python tools/readme_commands.py [--list] [FOLDER]`.
+"""Run the shell commands of README.md and docs/: `python tools/readme_commands.py [--list] [FOLDER]`.
 
 `sonoro` and the `python` of its environment must be on PATH. The commands run in order in FOLDER or a temporary folder.
 `--list` prints what each needs and runs nothing. A released checkpoint is replaced by a tiny random one of the same
@@ -17,10 +17,21 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 URL = "http://localhost:8000"
-TEXTS = {"chapter.txt": "One sentence. Another one.", "book.txt": "A short book. It ends here."}
+TEXTS = {
+    "chapter.txt": "One sentence. Another one.",
+    "book.txt": "A short book. It ends here.",
+    "play.txt": "ALICE: Good morning.\nBOB: Good morning, Alice.\n",
+    "names.txt": "SQL=sequel\n",
+}
 
 NEEDS = {
     "make ": "installs the package: run by hand in a fresh clone",
+    "pip install": "installs the package: run by hand in a fresh clone",
+    ". .venv": "installs the package: run by hand in a fresh clone",
+    "serve run": "a Ray cluster: run by hand; tests/scale/test_ray.py does so",
+    "python benchmarks/serve.py": "a GPU",
+    "sonoro verify MODEL --device cuda": "a GPU",
+    "python benchmarks/plan.py": "many minutes: run by hand",
     "sonoro bench frame": "a GPU",
     "sonoro bench engine": "a GPU",
     "sonoro serve": "nothing; it runs in the background until the end",
@@ -31,6 +42,8 @@ NEEDS = {
     "sonoro voices": "nothing",
     "sonoro info": "nothing",
     "sonoro verify": "nothing",
+    "sonoro read": "nothing",
+    'sonoro "': "nothing; without a player it writes a file",
 }
 """What a command needs that begins with the key; the first key counts."""
 
@@ -43,10 +56,11 @@ CHECKPOINTS = {
 
 
 def commands() -> list[str]:
-    """The commands of the shell blocks, each on one line and without its comment."""
-    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    lines = "".join(blocks).replace("\\\n", " ").splitlines()
-    return [re.sub(r"\s{2,}# .*", "", line) for line in lines]
+    """The commands of the shell blocks, each on one line and without its comment, those of README.md first."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    lines = "".join(re.findall(r"```(?:sh|bash)\n(.*?)```", text, re.DOTALL)).replace("\\\n", " ").splitlines()
+    return [command for line in lines if (command := re.sub(r"(^|\s{2,})# .*", "", line))]
 
 
 def need(command: str) -> str:
@@ -64,7 +78,9 @@ def replaced(command: str) -> str:
     for name, (variant, topology) in CHECKPOINTS.items():
         command = command.replace(f"--model {name} ", f"--max-frames 6 --model {variant}-{topology} ")
     command = command.replace("--voice vivian", "--voice serena")
-    return command.replace("| aplay", "> played.wav").replace("examples/", f"{ROOT}/examples/")
+    command = re.sub(r"python (examples|benchmarks)/", rf"python {ROOT}/\1/", command)
+    # A refusal of the server is a failure; what it says is shown.
+    return command.replace("| aplay", "> played.wav").replace("curl ", "curl --fail-with-body --silent --show-error ")
 
 
 def prepare(folder: Path) -> None:
@@ -105,7 +121,12 @@ def run(folder: Path) -> list[str]:
             server = subprocess.Popen(line.split(), cwd=folder)
             wait_for_server()
             continue
-        code = subprocess.run(["sh", "-ec", line], cwd=folder, check=False).returncode
+        with open(os.devnull, "wb") as nothing:
+            output = nothing if command.startswith("curl $URL") else None
+            ran = subprocess.run(
+                ["sh", "-ec", line], cwd=folder, check=False, stdout=output, env={**os.environ, "URL": URL}
+            )
+        code = ran.returncode
         print(f"{'ok' if code == 0 else f'FAILED ({code})':8} {command}", flush=True)
         failed += [command] if code else []
     if server is not None:

@@ -363,7 +363,9 @@ def test_info_shows_the_official_counts_of_every_released_configuration(sonoro: 
 
 
 def test_voices_are_listed_one_a_line(sonoro: Run, models: Path) -> None:
-    assert sonoro("voices", models / "custom_voice") == (0, "serena\nryan\neric\ndylan\n", "")
+    code, out, err = sonoro("voices", models / "custom_voice")
+    assert (code, [line.split()[0] for line in out.splitlines()], err) == (0, ["serena", "ryan", "eric", "dylan"], "")
+    assert sonoro("voices")[1].splitlines()[1] == "miles  American, male: easy, friendly, low"
     assert "--ref-audio" in sonoro("voices", models / "base")[1]
     assert "--instructions" in sonoro("voices", models / "voice_design")[1]
 

@@ -177,7 +177,8 @@ def _speech(stream: Pieces, words: list[Word], faults: list[Fault]) -> Generator
 def _request(options: Any) -> SpeechRequest:
     """The request of `say`'s `options`. Reproducible: the same options give the same file."""
     text = read_text(" ".join(options.text) if options.text else None, options.file)
-    given = {name: value for name, value in vars(options).items() if name in RequestFields.__annotations__}
+    fields = RequestFields.__annotations__.keys() - {"cast"}  # of recordings; the option is of names
+    given = {name: value for name, value in vars(options).items() if name in fields}
     if options.cast is not None:
         text, given["markup"] = dialogue(read_play(text, options.cast)), given["markup"] or "voices"
     try:
