@@ -1,5 +1,7 @@
 """A dialogue of four voices, the model's own and uploaded ones, is the same by each way in."""
 
+import base64
+import json
 from typing import Any
 
 import numpy as np
@@ -76,5 +78,44 @@ def test_voices_that_the_caller_may_not_name_are_unknown() -> None:
             for text in ("[voice:eve]Hi.", "<speak><voice name='eve'>Hi.</voice></speak>"):
                 fields = {"input": text, "allow_voice_tags": True, "stream_format": "json"}
                 check_error(await server.http.post("/v1/audio/speech", json=fields), 404, "voice")
+
+    run(ask())
+
+
+def test_a_dialogue_with_timestamps_tells_who_says_what_when() -> None:
+    turns = [{"voice_id": f"stranger {number % 4}", "text": f"Line {number}, so."} for number in range(40)]
+    text = "".join(turn["text"] for turn in turns)
+
+    def check(told: list[dict[str, Any]], pcm: bytes) -> None:
+        characters = [one for each in told if each["alignment"] for one in each["alignment"]["characters"]]
+        assert "".join(characters) == text
+        segments = [one for each in told for one in each["voice_segments"]]
+        starts = {}
+        for each in told:
+            for one in each["voice_segments"]:
+                at, end = one["character_start_index"], one["character_end_index"]
+                turn = turns[one["dialogue_input_index"]]
+                assert "".join(each["alignment"]["characters"][at:end]) in turn["text"]
+                assert one["voice_id"] == turn["voice_id"]
+                starts.setdefault(one["dialogue_input_index"], one["start_time_seconds"])
+        assert list(starts) == list(range(40))
+        times = [one[f"{name}_time_seconds"] for one in segments for name in ("start", "end")]
+        assert times == sorted(times)
+        assert times[-1] == pytest.approx(len(pcm) / 16000, abs=0.01)
+        # A sine speaks a letter in 10 ms; .3 s are between two lines.
+        lengths = [0.01 * len(turn["text"]) + 0.3 for turn in turns]
+        assert list(starts.values()) == pytest.approx([sum(lengths[:at]) for at in range(40)], abs=0.35)
+
+    async def ask() -> None:
+        async with serving("shown") as server:
+            body = {"inputs": turns, "model_id": "eleven_v3"}
+            url = "/v1/text-to-dialogue{}/with-timestamps?output_format=pcm_8000"
+            whole = (await server.http.post(url.format(""), json=body)).json()
+            pcm = base64.b64decode(whole["audio_base64"])
+            check([whole], pcm)
+            sent = await server.http.post(url.format("/stream"), json=body)
+            lines = [json.loads(line) for line in sent.text.splitlines()]
+            assert b"".join(base64.b64decode(line["audio_base64"]) for line in lines) == pcm
+            check(lines, pcm)
 
     run(ask())

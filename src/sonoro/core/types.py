@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from sonoro.core.blends import find_voice
 from sonoro.core.errors import ErrorFacts, InvalidReference, InvalidRequest, UnknownLanguage, UnknownVoice, suggestion
 from sonoro.core.events import Fault, Mark, Word
 from sonoro.core.options import OptionSpec, OptionValue, VoiceDescription
@@ -181,11 +182,6 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
         return self.markup != "none" and (self.markup == "ssml" or "<" in text or "[" in text or "\\" in text)
 
     @property
-    def has_own_voice(self) -> bool:
-        """Whether its voice is not one of the model's own."""
-        return bool(self.references) or self.voice_digest is not None or self.speaker_embedding is not None
-
-    @property
     def least_attempts(self) -> int:
         """The fewest attempts with which `on_fault` works."""
         return 1 if self.on_fault in (None, "mark") else 2
@@ -209,6 +205,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     the model takes no embeddings. `text_normalizer`: "english" if the model reads only what `sonoro.text.read`
     writes, with `respellings`. `attempts`: the default where audio is returned whole. `voice_aliases`: further names,
     in lower case, of `voices`. `lead_in`: samples of silence at the start, fewer than `hop`, which are cut.
+    `can_blend`: a voice may be a blend of its own ones, as `sonoro.core.blends` reads it.
     `is_continued`: a prompt holds the segments before its own, which keep the voice alike.
     `needs_transcript`: a recording to clone with `use` "prompt" needs its transcript.
     `arpabet`, `cues`: what stands in a text before and after phonemes in ARPAbet, and before and after words that say
@@ -233,6 +230,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     voice_aliases: dict[str, str] = {}
     lead_in: int = 0
     is_continued: bool = False
+    can_blend: bool = False
     needs_transcript: bool = True
     arpabet: tuple[str, str] | None = None
     cues: tuple[str, str] | None = None
@@ -306,13 +304,14 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
             if "cloned" in self.voice_modes:
                 raise InvalidReference("ref_audio", None, f"{self.name} speaks only as a reference recording; give one")
             return None
-        name = self.voices[0] if request.voice is None else request.voice.lower()
-        name = self.voice_aliases.get(name, name)
-        if name not in self.voices:
-            raise UnknownVoice(
-                "voice", request.voice, f"known voices: {listed((*self.voices, *_everybodys(registered)))}"
-            )
-        return name
+        given = (request.voice or self.voices[0]).lower()
+        if (name := self.voice_aliases.get(given, given)) in self.voices:
+            return name
+        blend = find_voice(given, self.voices, self.voice_aliases, can_blend=True) if self.can_blend else None
+        if blend is None:
+            known = listed((*self.voices, *_everybodys(registered)))
+            raise UnknownVoice("voice", request.voice, f"known voices: {known}")
+        return blend
 
     def _check_embedding(self, request: SpeechRequest, embedding: tuple[float, ...]) -> None:
         size = self.speaker_embedding_size

@@ -159,7 +159,8 @@ class Engine:
                 request.parts = RequestParts(request)
             elif request.words is not None or params.attempts != 1:
                 request.retry = Retry(request)
-            if params.has_own_voice or params.cast:
+            own = params.references, params.voice_digest, params.speaker_embedding
+            if any(own) or params.cast:
                 self.voices.ask(request)
             if request not in self.voices.awaiting:
                 self.lifecycle.queue(request)

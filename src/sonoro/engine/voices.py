@@ -82,7 +82,8 @@ class Voices:
         """Get the voices of `request`, which names or brings some that are not the model's own. Unless they are ready
         the request is then one of `awaiting`, until `attach` or `forget`."""
         params = request.params
-        own = self._of(params) if params.has_own_voice else None
+        has_own = params.references or params.voice_digest is not None or params.speaker_embedding is not None
+        own = self._of(params) if has_own else None
         wanted = Wanted(own, {name: self._find(voice) for name, voice in params.cast.items()})
         # The voices replace these fields, and let their audio be freed.
         none = {"voice": None, "voice_digest": None, "references": (), "speaker_embedding": None}

@@ -24,6 +24,7 @@ def model_routes(service: Service) -> APIRouter:
             "languages": spec.languages,
             "accepts_instructions": spec.accepts_instructions,
             "markup": honoured(spec),
+            "blends_voices": spec.can_blend,
             "phoneme_alphabets": ["ipa", "cmu"] if spec.arpabet is not None else [],
             "options": {option.name: option.limit for option in spec.options},
             "max_characters": service.config.max_characters,

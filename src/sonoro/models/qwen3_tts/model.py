@@ -6,9 +6,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
+from sonoro.core.blends import read_blend
 from sonoro.core.errors import InvalidReference
 from sonoro.core.options import OptionSpec, OptionValue
 from sonoro.core.types import ModelSpec, Reference, SamplingParams, SpeechRequest, TextFormat, VoiceMode
@@ -92,7 +94,7 @@ class Qwen3TTS(ReadsText):
     def prepare(
         self, request: SpeechRequest, segment: str, index: int, before: Sequence[Spoken], voice: Voice | None
     ) -> TalkerPrompt:
-        return self._prompts.build(segment, Controls.of(request, index), **_layout(request, voice))
+        return self._prompts.build(segment, Controls.of(request, index), **self._layout(request, voice))
 
     def live_text(self, request: SpeechRequest, voice: Voice | None) -> LiveSegment | None:
         """The tokeniser of a live segment; None if the prompt layout needs all of the text."""
@@ -103,7 +105,18 @@ class Qwen3TTS(ReadsText):
 
     def prepare_live(self, request: SpeechRequest, ids: Sequence[int], index: int, voice: Voice | None) -> TalkerPrompt:
         """The prompt of a segment whose text begins with `ids`; the first is in the prompt, the others are pending."""
-        return self._prompts.build_from_ids(ids, Controls.of(request, index), **_layout(request, voice))
+        return self._prompts.build_from_ids(ids, Controls.of(request, index), **self._layout(request, voice))
+
+    def _layout(self, request: SpeechRequest, voice: Voice | None) -> dict[str, Any]:
+        """Keyword arguments of `PromptBuilder.build` for a request. A blend of speakers is an x-vector: the weighted
+        sum of their rows, which stand at the same place."""
+        talker = self._modules.lm.talker
+        if voice is None and request.voice not in (None, *self.spec.voices) and (of := read_blend(request.voice or "")):
+            rows = talker.model.codec_embedding.weight
+            ids = self._configs.model.talker_config.spk_id
+            blended = functools.reduce(torch.add, (weight * rows[ids[name]].float() for name, weight in of.items()))
+            return _layout(msgspec.structs.replace(request, voice=None), Voice(ClonedVoice(blended)))
+        return _layout(request, voice)
 
     def pointing(self, request: SpeechRequest, voice: Voice | None) -> Pointing | None:
         """The pointing heads for text in the prompt, or for text fed one token per frame."""
@@ -199,6 +212,8 @@ def spec_of(name: str, configs: Configs) -> ModelSpec:
         respellings=model.respellings,
         speaker_embedding_size=0 if encoder is None else encoder.enc_dim,
         lead_in=model.lead_in,
+        # Distilled voices know nothing between two: a blend speaks as one or the other (docs/markup.md).
+        can_blend=is_named and model.text_normalizer is None,
     )
 
 

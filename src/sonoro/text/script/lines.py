@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import msgspec
 
+from sonoro.core.blends import find_voice
 from sonoro.core.errors import UnknownVoice
 from sonoro.core.script import Line, Run, Said, Script, Span
 from sonoro.core.types import ModelSpec, OnMarkup, is_speakable, listed
@@ -40,8 +41,8 @@ class Delivery:
 
     def find_voice(self, name: str) -> str | None:
         """The model's own name of a voice, or a name of the cast; None if it is unknown."""
-        known = self.aliases.get(name.lower(), name.lower())
-        return next((one for one in (known, name.lower()) if one in self.spec.voices or one in self.cast), None)
+        own = find_voice(name, self.spec.voices, self.aliases, can_blend=self.spec.can_blend)
+        return name.lower() if own is None and name.lower() in self.cast else own
 
     @property
     def is_english(self) -> bool:
