@@ -143,7 +143,8 @@ async def measure(args: argparse.Namespace, server: subprocess.Popen[bytes], fol
     await asyncio.sleep(SETTLED_S)
     seen: dict[str, list[float]] = {"server": [], "engine": []}
     while time.monotonic() < begin_s + 60 * args.minutes and server.poll() is None:
-        seen["server"].append(resident_mb(server.pid))
+        fronts = children(server.pid, b"sonoro.server.front")
+        seen["server"].append(resident_mb(server.pid) + sum(map(resident_mb, fronts)))
         seen["engine"].append(sum(map(resident_mb, children(server.pid))))
         await asyncio.sleep(SAMPLE_S)
     [task.cancel() for task in tasks]
@@ -169,12 +170,14 @@ def figures(seen: list[float]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--front-processes", type=int, default=1, help="as sonoro serve takes it")
     parser.add_argument("--port", type=int, default=8793, help="and the next one, for Wyoming")
     parser.add_argument("--out", type=Path, help="file for the JSON line")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as log:
         command = [sys.executable, "-m", "sonoro", "serve", "--port", str(args.port), "--slots", "2"]
         command += ["--api-key", "good", "--api-key", "bad", "--wyoming", str(args.port + 1), "--voices-folder", folder]
+        command += ["--front-processes", str(args.front_processes)]
         with subprocess.Popen(command, stdout=log, stderr=log) as server:
             try:
                 result = asyncio.run(measure(args, server, Path(folder)))

@@ -32,7 +32,7 @@ from pathlib import Path
 
 import httpx
 from websockets.asyncio.client import connect
-from websockets.exceptions import WebSocketException
+from websockets.exceptions import ConnectionClosedError, WebSocketException
 
 from sonoro.bench.machine import commit_of_checkout, processor
 
@@ -56,6 +56,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--kill-every-s", type=float, default=30.0)
     parser.add_argument("--default-limit", action="store_true", help="leave the limit of crashes as it is")
+    parser.add_argument("--front-processes", type=int, default=1, help="as sonoro serve takes it")
+    parser.add_argument("--kill", choices=("engines", "fronts"), default="engines", help="all engines, or one front")
     parser.add_argument("--clients", type=int, default=6)
     parser.add_argument("--slots", type=int, default=4)
     parser.add_argument("--port", type=int, default=8791)
@@ -85,7 +87,7 @@ class Load:
             try:
                 async with asyncio.timeout(GUARD_S):
                     how = await kind(text)
-            except (httpx.RemoteProtocolError, httpx.ReadError):
+            except (httpx.RemoteProtocolError, httpx.ReadError, ConnectionClosedError):
                 how = "broken"
             except (httpx.ConnectError, ConnectionError, WebSocketException) as error:
                 if not self.is_over:
@@ -190,12 +192,12 @@ def whole(audio_bytes: int, text: str) -> str:
     return "whole" if seconds >= 0.025 * len(text) else f"silent: {seconds:.2f} s for {len(text)} letters"
 
 
-def children(parent: int) -> Iterator[int]:
-    """PIDs of a server's engine processes."""
+def children(parent: int, module: bytes = b"sonoro.engine_process") -> Iterator[int]:
+    """PIDs of a server's engine processes, or of those of another `module`."""
     for process in Path("/proc").glob("[0-9]*"):
         try:
             after_name = (process / "stat").read_text().rpartition(")")[2].split()
-            if int(after_name[1]) == parent and b"sonoro.engine_process" in (process / "cmdline").read_bytes():
+            if int(after_name[1]) == parent and module in (process / "cmdline").read_bytes():
                 yield int(process.name)
         except OSError:
             continue
@@ -207,13 +209,14 @@ def resident_mb(process: int) -> float:
     return sum(int(line.split()[1]) for line in lines if line.startswith(("RssAnon", "RssShmem"))) / 1024
 
 
-async def kill_engines(server: subprocess.Popen[bytes], every_s: float, ends_s: float) -> int:
-    """Kill the engine every `every_s` seconds until `ends_s`; returns how often."""
+async def kill_some(server: subprocess.Popen[bytes], what: str, every_s: float, ends_s: float) -> int:
+    """Kill the engines, or one front in turn, every `every_s` seconds until `ends_s`; returns how often."""
     killed = 0
     while time.monotonic() + every_s < ends_s and server.poll() is None:
         await asyncio.sleep(every_s)
-        for engine in children(server.pid):
-            os.kill(engine, signal.SIGKILL)
+        fronts = sorted(children(server.pid, b"sonoro.server.front"))
+        for process in children(server.pid) if what == "engines" else fronts[:1]:
+            os.kill(process, signal.SIGKILL)
             killed += 1
     return killed
 
@@ -246,7 +249,7 @@ async def measure(args: argparse.Namespace, server: subprocess.Popen[bytes]) -> 
     ends_s = since + args.minutes * 60
     clients = [asyncio.create_task(load.run()) for _ in range(args.clients)]
     seen, killed = await asyncio.gather(
-        watch(server, load, ends_s, since), kill_engines(server, args.kill_every_s, ends_s)
+        watch(server, load, ends_s, since), kill_some(server, args.kill, args.kill_every_s, ends_s)
     )
     gave_up = server.poll()
     await asyncio.gather(*clients)
@@ -258,7 +261,7 @@ async def measure(args: argparse.Namespace, server: subprocess.Popen[bytes]) -> 
         "answers": dict(totals),
         "by_kind": {kind: dict(count) for kind, count in sorted(load.counts.items())},
         "notes": load.notes[:20],
-        "engines_killed": killed,
+        f"{args.kill}_killed": killed,
         "seconds": round(time.monotonic() - since, 1),
         "server_mb_by_minute": minutes,
         "server_mb_spread": round(max(minutes) / min(minutes) - 1, 4) if minutes else None,
@@ -278,6 +281,7 @@ def main() -> None:
     args = arguments()
     command = [sys.executable, "-m", "sonoro", "serve", *([args.model] if args.model else [])]
     command += ["--port", str(args.port), "--slots", str(args.slots), "--max-queue-wait-ms", "60000"]
+    command += ["--front-processes", str(args.front_processes)]
     command += [] if args.default_limit else ["--max-restarts", "100000"]
     with tempfile.TemporaryFile() as log, subprocess.Popen(command, stdout=log, stderr=log) as server:
         try:
@@ -288,7 +292,10 @@ def main() -> None:
         result["exit_code"] = server.wait(60)
         log.seek(0)
         result["tracebacks"] = log.read().count(b"Traceback")
-    settings = {name: getattr(args, name) for name in ("model", "minutes", "kill_every_s", "clients", "slots", "seed")}
+    settings = {
+        name: getattr(args, name)
+        for name in ("model", "minutes", "kill_every_s", "kill", "front_processes", "clients", "slots", "seed")
+    }
     hardware = {"processor": processor(), "python": platform.python_version()}
     line = json.dumps(
         {"commit": args.commit or commit_of_checkout(), "hardware": hardware, "settings": settings, **result}

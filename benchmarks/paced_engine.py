@@ -18,6 +18,7 @@ import numpy as np
 
 from sonoro.core.types import AudioChunk, Finished, ModelSpec, SamplingParams, SpeechRequest, Timings
 from sonoro.transport import channel, launch, messages
+from sonoro.transport.shared_link import SharedWorkerLink
 
 FIRST_MS, EACH_MS = 3.0, 0.04
 CHUNKS = (1, 4, 12)
@@ -58,6 +59,7 @@ class PacedEngine:
         self._running: dict[str, Spoken] = {}
         self._live: dict[str, Spoken] = {}
         self._first_ms: deque[float] = deque(maxlen=4096)
+        self._begun_s: list[float] = []
         self._due: dict[int, list[Spoken]] = defaultdict(list)
         self._is_over = False
 
@@ -76,6 +78,9 @@ class PacedEngine:
                 self._take(left_s)
             if events:
                 self._link.send(events)
+                sent_s = time.perf_counter()
+                self._first_ms.extend(1000 * (sent_s - began_s) for began_s in self._begun_s)
+                self._begun_s.clear()
 
     def _step(self) -> list[messages.FromEngine]:
         self._tick += 1
@@ -101,7 +106,7 @@ class PacedEngine:
             AudioChunk(request_id=spoken.id, index=spoken.count, pcm=pcm, characters=at)
         ]
         if not spoken.count:
-            self._first_ms.append(1000 * (time.perf_counter() - spoken.began_s))
+            self._begun_s.append(spoken.began_s)
         spoken.count += 1
         if spoken.made >= spoken.total:
             del self._running[spoken.id]
@@ -174,7 +179,7 @@ def use() -> None:
 def main() -> None:
     endpoint, _, started_s, settings = sys.argv[1:]
     wanted = msgspec.json.decode(settings, type=messages.WorkerSettings)
-    link = channel.WorkerLink(endpoint)
+    link = (SharedWorkerLink if wanted.has_fronts else channel.WorkerLink)(endpoint)
     ready_s = time.monotonic() - float(started_s)
     link.send([messages.Ready(spec=SPEC, ready_s=ready_s, report="", gpu_memory_mib=0.0, graph_memory_mib=0.0)])
     PacedEngine(link, wanted.config.slots).serve()

@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 
 LIMITS = {
-    "lines of src": 51_145,
+    "lines of src": 52_110,
     "lines of a file": 450,
     "lines of a class": 300,
     "methods of a class": 20,
-    "lines of a function": 52,
+    "lines of a function": 53,
     "lines of a function, p90": 16,
     "lines of a kernel": 80,
     "modules in an import circle": 0,
     "folders that know word times": 4,
     "holders of temperature": 4,
     "fields of EngineConfig": 24,
-    "modules of a request, server": 11,
+    "modules of a request, server": 12,
     "modules of a request, engine": 21,
     "calls from the loop to a launch": 5,
 }

@@ -37,6 +37,7 @@ from sonoro.runtime.phases import Phases
 from sonoro.runtime.threads import spare_threads
 from sonoro.transport.channel import WorkerLink, remove_endpoint
 from sonoro.transport.messages import DEFAULT_FACTORY, Fatal, WorkerSettings
+from sonoro.transport.shared_link import SharedWorkerLink
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +66,8 @@ def main() -> NoReturn:
     threading.Thread(target=_die_with, args=(int(parent), endpoint), daemon=True).start()
     sys.setswitchinterval(_SWITCH_S)
     executor = ThreadPoolExecutor(1, thread_name_prefix="encoder")
-    with contextlib.closing(WorkerLink(endpoint)) as link:
+    link_of = SharedWorkerLink if wanted.has_fronts else WorkerLink
+    with contextlib.closing(link_of(endpoint)) as link:
         with border(partial(_cannot_start, link)):
             configure_logging(log_level(), is_json=is_log_json())
             wanted = on_own_gpus(wanted)

@@ -51,7 +51,7 @@ def test_who_does_not_read_keeps_a_place_only_while_the_engine_works(
             for parts in stalled:
                 heard = [part async for part in parts]
                 assert isinstance(heard[-1], Finished)
-            assert gate.unread_bytes == 0
+            assert gate.unread_bytes.total == 0
             async with gate.acquire(), gate.acquire():
                 pass
 

@@ -45,7 +45,7 @@ def test_they_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
                 assert events[-1]["samples"] == 80 * len(HALF + REST)
             await until(server.is_idle)
             assert await server.metric("sonoro_requests_in_flight") == 0
-            assert server.service.speech.gate._running == 0
+            assert server.service.speech.gate.running == 0
 
     run(ask())
 

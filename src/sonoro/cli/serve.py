@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import json
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +19,7 @@ from typer.models import OptionInfo
 from sonoro.cli import common
 from sonoro.cli.common import fields_of, flag, number
 from sonoro.cli.streams import show
-from sonoro.core.config import EngineConfig, log_as_json, log_level
+from sonoro.core.config import EngineConfig, log_as_json, log_level, usable_cores
 from sonoro.core.errors import ConfigError
 from sonoro.core.logs import configure_logging
 from sonoro.server.config import ServerConfig, read_sections
@@ -78,6 +79,7 @@ def serve(  # noqa: PLR0917
     print_config: _PrintConfig = False,
     host: Annotated[str | None, _of("host")] = None,
     port: Annotated[int | None, _of("port")] = None,
+    front_processes: Annotated[int | None, _of("front_processes")] = None,
     api_key: Annotated[list[str] | None, _of("api_keys")] = None,
     admin_key: Annotated[list[str] | None, _of("admin_keys")] = None,
     max_body_bytes: Annotated[int | None, _of("max_body_bytes")] = None,
@@ -117,7 +119,7 @@ def serve(  # noqa: PLR0917
 
 def _serve(model: str | None, given: Mapping[str, Any]) -> None:
     """Serve `model` with the options `given` to `serve`."""
-    from sonoro.server.listening import listen, listen_locally
+    from sonoro.server.listening import listen, listen_locally, listen_often
     from sonoro.transport.fleet import Fleet, device_list
     from sonoro.transport.launch import Limits
     from sonoro.transport.messages import WorkerSettings
@@ -134,14 +136,31 @@ def _serve(model: str | None, given: Mapping[str, Any]) -> None:
     log_as_json(server.log_format == "json")
     configure_logging(log_level("INFO"), is_json=server.log_format == "json")
     shared = {name: getattr(server, name) for name in ("slow_reader_timeout_s", "max_restarts", "restart_window_s")}
-    fleet = Fleet(WorkerSettings(model=model, config=engine, **load), used, Limits(**shared))
-    with listen(server) as sock, listen_locally(fleet.settings, server) as sockets:
-        address, actual = sock.getsockname()[:2]
+    settings, limits = WorkerSettings(model=model, config=engine, **load), Limits(**shared)
+    count = server.front_processes or fronts_of(used)
+    with contextlib.ExitStack() as listening:
+        sockets = listen_often(server, count) if count > 1 else [listen(server)]
+        for sock in sockets:
+            listening.enter_context(sock)
+        local = listening.enter_context(listen_locally(settings, server))
+        address, actual = sockets[0].getsockname()[:2]
         show(f"listening on http://{f'[{address}]' if ':' in address else address}:{actual}")
+        if count > 1:
+            listeners = [[sockets[0], *local], *([sock] for sock in sockets[1:])]
+            fronts = importlib.import_module("sonoro.server.fronts")
+            asyncio.run(fronts.serve_fronts(settings, used, limits, server, listeners))
+            return
         try:
-            asyncio.run(_run(fleet, server, sock, *sockets))
+            asyncio.run(_run(Fleet(settings, used, limits), server, *sockets, *local))
         except asyncio.CancelledError:  # by SIGTERM, whose handler is removed by now
             signal.raise_signal(signal.SIGTERM)
+
+
+def fronts_of(devices: Sequence[str]) -> int:
+    """How many front processes serve engines on `devices`, by default: one for one engine, and on a CPU, whose cores
+    the engines need."""
+    gpus = sum(device.startswith("cuda") for device in devices)
+    return max(1, min(2 * gpus, usable_cores() // 4)) if gpus > 1 else 1
 
 
 def _configurations(given: Mapping[str, Any], engines: int) -> tuple[EngineConfig, ServerConfig]:

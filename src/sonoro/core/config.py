@@ -21,6 +21,7 @@ from sonoro.core.errors import ConfigError, suggestion
 
 LOG_LEVEL_VARIABLE = "SONORO_LOG_LEVEL"
 _LOG_FORMAT_VARIABLE = "SONORO_LOG_FORMAT"
+_METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 SECTIONS = ("engine", "server")
 """Of a server's configuration file."""
 CODEC_DTYPES = ("auto", "float16", "bfloat16", "float32")
@@ -368,6 +369,16 @@ def is_log_json() -> bool:
 def log_as_json(is_json: bool) -> None:
     """Set the log format of processes that this one starts."""
     os.environ[_LOG_FORMAT_VARIABLE] = "json" if is_json else "text"
+
+
+def with_metrics_folder(folder: Path) -> dict[str, str]:
+    """The environment of a process whose metrics are kept in files of `folder`, beside those of others."""
+    return {**os.environ, _METRICS_VARIABLE: str(folder)}
+
+
+def metrics_folder() -> str | None:
+    """The folder of `with_metrics_folder`, in such a process."""
+    return os.environ.get(_METRICS_VARIABLE)
 
 
 def see_gpus(*indices: int) -> None:

@@ -74,7 +74,7 @@ def run(wanted: Verification) -> dict[str, Any]:
     started_s = time.perf_counter()
     quantization = wanted.quantization or "none"
     config = replace(CONFIG, codec_dtype=wanted.codec_dtype, quantization=quantization)
-    how = {"device": wanted.device, "load_format": wanted.load_format}
+    how: dict[str, Any] = {"device": wanted.device, "load_format": wanted.load_format}
     with compiling(WorkerSettings(model=wanted.model, dtype=wanted.dtype, config=config, **how)):
         loaded = registry.load(wanted.model, dtype=wanted.dtype, quantization=quantization, **how)
     out = wanted.out or Path(f"verify-{loaded.model.spec.name}.json")

@@ -35,6 +35,7 @@ from sonoro.server.models import model_routes
 from sonoro.server.playground import playground_routes
 from sonoro.server.service import Service
 from sonoro.server.sessions import session_routes
+from sonoro.server.shared import Shared
 from sonoro.server.speech import speech_routes
 from sonoro.server.voices import voice_routes
 from sonoro.server.websocket import FIRST_MESSAGE_BYTES, websocket_connection
@@ -53,11 +54,17 @@ MAPPED_BYTES = 2**20
 _M_MMAP_THRESHOLD = -3
 
 
-def create_app(client: Fleet, config: ServerConfig, on_failure: Callable[[SonoroError], None] | None = None) -> FastAPI:
-    """The application over `client`, which it starts and closes. `config` is resolved.
+def create_app(
+    client: Fleet,
+    config: ServerConfig,
+    on_failure: Callable[[SonoroError], None] | None = None,
+    shared: Shared | None = None,
+) -> FastAPI:
+    """The application over `client`, which it starts and closes. `config` is resolved. `shared` is what it shares with
+    other processes of the same server.
     `on_failure` is called with the error if the engines cannot be started or none is left; requests are then refused.
     """
-    service = Service(client, config, on_failure)
+    service = Service(client, config, on_failure, shared)
     app = FastAPI(title="sonoro", version=VERSION, lifespan=service.running, docs_url=None, redoc_url=None)
     if config.cors_origins:
         app.add_middleware(
@@ -176,7 +183,7 @@ def return_freed_buffers() -> None:
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, MAPPED_BYTES)
 
 
-async def serve(client: Fleet, config: ServerConfig, *sockets: socket.socket) -> None:
+async def serve(client: Fleet, config: ServerConfig, *sockets: socket.socket, shared: Shared | None = None) -> None:
     """Serve on `sockets` until a signal ends it; running requests then get `shutdown_timeout_s`.
     Raises the error of an engine that could not be started, and `EngineClosed` once none is left."""
     failures: list[SonoroError] = []
@@ -185,7 +192,7 @@ async def serve(client: Fleet, config: ServerConfig, *sockets: socket.socket) ->
         failures.append(error)
         server.should_exit = True
 
-    server = uvicorn.Server(uvicorn_config(create_app(client, config, give_up), config))
+    server = uvicorn.Server(uvicorn_config(create_app(client, config, give_up, shared), config))
     # Imported objects stay; a collection that walks them stalls streams for 40 to 70 ms. With the higher threshold most
     # objects of a request are freed before the collector looks at them.
     gc.collect()

@@ -34,6 +34,12 @@ class ServerConfig(Settings):
 
     host: str = setting("127.0.0.1", "address to listen on")
     port: int = setting(8000, "port to listen on; 0 takes a free one", 0, 65535)
+    front_processes: int = setting(
+        0,
+        "processes that speak HTTP; 0 for one, or with several GPUs one for every four cores, at most two a GPU",
+        0,
+        64,
+    )
     api_keys: tuple[str, ...] = setting((), "a key that clients must send", flag="api_key")
     admin_keys: tuple[str, ...] = setting((), "a key that may use and delete everybody's voices", flag="admin_key")
     max_body_bytes: int = setting(16 * 2**20, "largest body of a request", 1024, 2**30)
@@ -97,6 +103,12 @@ class ServerConfig(Settings):
     def max_message_bytes(self) -> int:
         """Bound of a message that brings text; a character takes up to 12 bytes in JSON, two escaped surrogates."""
         return 2**16 + 12 * self.max_characters
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Every field, as `from_mapping` takes them."""
+        values = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
+        return {**values, "voice_aliases": dict(self.voice_aliases)}
 
     @property
     def shown(self) -> dict[str, Any]:

@@ -55,9 +55,13 @@ class _HeadHeld:
             data, self._head = self._head + data, b""
         self._transport.write(data)
 
-    def close(self) -> None:
+    def flush(self) -> None:
+        """Send the head without a body."""
         if self._head:
             self.write(b"")
+
+    def close(self) -> None:
+        self.flush()
         self._transport.close()
 
 
@@ -83,8 +87,12 @@ class Cycle(RequestResponseCycle):
         if message["type"] == "http.response.start" and not self.response_started:
             await self._start(message)
             return
-        if self._ends_with_connection and message["type"] == "http.response.body":
-            self.expected_content_length = len(message["body"])
+        if message["type"] == "http.response.body":
+            body = message.get("body", b"")
+            if not body or self.scope["method"] == "HEAD":
+                self._out.flush()  # no part of the body follows the head
+            if self._ends_with_connection:
+                self.expected_content_length = len(body)
         await super().send(message)
 
     async def _start(self, message: HTTPResponseStartEvent) -> None:

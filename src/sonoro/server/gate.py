@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import cast
 
 from sonoro.server.errors import NotReady, TooManyRequests
 from sonoro.transport.client import RequestStream
+from sonoro.transport.table import Count, Table
 
 NO_ENGINE = "the engine process ended or hangs, and another does not run yet"
 
@@ -23,18 +25,19 @@ IDLE_PERMIT_S = 2.0
 
 @dataclass(eq=False)
 class _Waiter:
-    """A request that has waited for a permit since `since_s`, a time of the event loop."""
+    """A request of `owner` that has waited for a permit since `since_s`, a time of the event loop."""
 
     permit: asyncio.Future[None]
     since_s: float
+    owner: str
 
 
 class Permit:
     """The right to run a request. Released when the engine has finished the stream that it follows, even while the
     client still reads; without a stream, at the end of the block that acquired it."""
 
-    def __init__(self, gate: Gate) -> None:
-        self._gate, self._stream = gate, cast(RequestStream | None, None)
+    def __init__(self, gate: Gate, owner: str) -> None:
+        self._gate, self._owner, self._stream = gate, owner, cast(RequestStream | None, None)
         self._unread_bytes, self._is_held, self._is_over = 0, True, False
         self._idle_timer: asyncio.TimerHandle | None = None
 
@@ -58,7 +61,7 @@ class Permit:
         """Note that the engine works again. A lent permit counts at once: if others have it, the engine queues them."""
         if self._stop_timer() and not self._is_held:
             self._is_held = True
-            self._gate._running += 1
+            self._gate.run(self._owner)
 
     def _stop_timer(self) -> bool:
         """Stop the timer of `await_text`. Returns whether there was one."""
@@ -71,103 +74,187 @@ class Permit:
         """Release the permit, unless the unread audio would exceed the gate's `MAX_UNREAD_BYTES`."""
         self._stop_timer()
         unread_bytes = 0 if self._is_over or self._stream is None else self._stream.unread_bytes
-        if self._gate.unread_bytes + unread_bytes <= MAX_UNREAD_BYTES:
+        if self._gate.unread_bytes.take(unread_bytes, MAX_UNREAD_BYTES):
             self._unread_bytes = unread_bytes
-            self._gate.unread_bytes += unread_bytes
             self._release()
 
     def _close(self) -> None:
         self._is_over = True
         self._stop_timer()
-        self._gate.unread_bytes -= self._unread_bytes
+        self._gate.unread_bytes.add(-self._unread_bytes)
         if self._stream is None or self._stream.is_ended:
             self._release()
 
     def _release(self) -> None:
         if self._is_held:
             self._is_held = False
-            self._gate.release()
+            self._gate.release(self._owner)
 
 
 class Gate:
     """Admits at most `max_concurrency` requests at once; at most `max_waiting` others wait, each for `wait_s` at most.
 
     `share` returns the fraction of `max_concurrency` that can run now: below 1 while one of several engines is down, 0
-    without any; running requests are not affected. Waiters are admitted FIFO until the oldest has waited for half of
-    `wait_s`, then LIFO: under overload some requests are then served soon, where FIFO would serve each just before its
-    timeout."""
+    without any; running requests are not affected. While requests of several `owners` wait, each owner gets a part of
+    the permits in proportion to its weight. Waiters of one owner are admitted FIFO until the oldest has waited for half
+    of `wait_s`, then LIFO: under overload some requests are then served soon, where FIFO would serve each just before
+    its timeout.
+
+    The counts are in a `table`: over all front processes of a server they hold as in one. A front that releases a
+    permit gives it to whoever is next, in whichever front, and wakes that front."""
 
     def __init__(
-        self, max_concurrency: int, max_waiting: int, wait_s: float, share: Callable[[], float] = lambda: 1.0
+        self,
+        max_concurrency: int,
+        max_waiting: int,
+        wait_s: float,
+        share: Callable[[], float] = lambda: 1.0,
+        *,
+        weights: Mapping[str, float] = MappingProxyType({"": 1.0}),
+        table: Table | None = None,
     ) -> None:
         self._max_concurrency, self._max_waiting, self._wait_s = max_concurrency, max_waiting, wait_s
-        self._share, self._running = share, 0
-        self._waiting: deque[_Waiter] = deque()
-        self.unread_bytes = 0
+        self._share, self._weights = share, weights
+        self._table = table or Table(gate_columns(weights))
+        self._waiting: dict[str, deque[_Waiter]] = {owner: deque() for owner in weights}
+        self.unread_bytes = Count(self._table, "unread_bytes")
         """Unread audio of finished requests whose permits were released."""
+
+    def listen(self) -> None:
+        """Take permits that other front processes give. Needs a running event loop."""
+        self._table.listen(self.wake_waiters)
+
+    @property
+    def running(self) -> int:
+        """How many permits are held, in all fronts."""
+        return self._table.total("running")
 
     @property
     def waiting(self) -> int:
-        """How many requests wait."""
-        return len(self._waiting)
+        """How many requests wait, in all fronts."""
+        return self._table.total("waiting")
 
     @property
     def longest_wait_s(self) -> float:
-        """How long the oldest waiting request has waited; 0 if none waits."""
-        return asyncio.get_running_loop().time() - self._waiting[0].since_s if self._waiting else 0.0
+        """How long the oldest request that waits here has waited; 0 if none waits."""
+        oldest_s = [waiters[0].since_s for waiters in self._waiting.values() if waiters]
+        return asyncio.get_running_loop().time() - min(oldest_s) if oldest_s else 0.0
 
     @contextlib.asynccontextmanager
-    async def acquire(self) -> AsyncIterator[Permit]:
-        """Acquire a permit for the block. Raises `TooManyRequests` if none is free in time or too many wait, `NotReady`
-        if no engine runs."""
-        await self._wait()
-        permit = Permit(self)
+    async def acquire(self, owner: str = "") -> AsyncIterator[Permit]:
+        """Acquire a permit for a request of `owner` for the block. Raises `TooManyRequests` if none is free in time or
+        too many wait, `NotReady` if no engine runs."""
+        await self._wait(owner)
+        permit = Permit(self, owner)
         try:
             yield permit
         finally:
             permit._close()
 
-    async def _wait(self) -> None:
+    async def _wait(self, owner: str) -> None:
+        loop, table = asyncio.get_running_loop(), self._table
         self.wake_waiters()
-        if self._has_room:
-            self._running += 1
-            return
-        if len(self._waiting) >= self._max_waiting:
-            raise TooManyRequests(f"{self.waiting} requests are waiting already; try again later")
-        loop = asyncio.get_running_loop()
-        waiter = _Waiter(loop.create_future(), loop.time())
-        self._waiting.append(waiter)
+        with table.lock():
+            if not table.total("waiting") and self._room > 0:
+                self.run(owner)
+                return
+            if table.total("waiting") >= self._max_waiting:
+                raise TooManyRequests(f"{self.waiting} requests are waiting already; try again later")
+            waiter = _Waiter(loop.create_future(), loop.time(), owner)
+            self._waiting[owner].append(waiter)
+            for column in ("waiting", f"waiting-{owner}"):
+                table.add(column, 1)
         try:
             async with asyncio.timeout(self._wait_s):
                 await waiter.permit
         except (TimeoutError, asyncio.CancelledError) as error:
-            if waiter in self._waiting:
-                self._waiting.remove(waiter)
-            elif not waiter.permit.cancelled():
-                # The permit was granted just as the waiter gave up.
-                self.release()
+            self._give_up(waiter)
             if isinstance(error, asyncio.CancelledError):
                 raise
             if not self._share():
                 raise NotReady(f"{NO_ENGINE}; the request waited for {self._wait_s:g} s") from error
             raise TooManyRequests(f"no request ended within {self._wait_s:g} s; try again later") from error
 
-    def release(self) -> None:
+    def _give_up(self, waiter: _Waiter) -> None:
+        """Forget `waiter`. It may just have got a permit, here or on the way from another front."""
+        mine, owner, table = self._waiting[waiter.owner], waiter.owner, self._table
+        if waiter not in mine:
+            if waiter.permit.done() and not waiter.permit.cancelled():
+                self.release(owner)
+            return
+        mine.remove(waiter)
+        with table.lock():
+            if table.get(f"waiting-{owner}") > 0:
+                for column in ("waiting", f"waiting-{owner}"):
+                    table.add(column, -1)
+                return
+            table.add(f"given-{owner}", -1)
+            for column in ("running", f"running-{owner}"):
+                table.add(column, -1)
+        self.wake_waiters()
+
+    def run(self, owner: str) -> None:
+        """Count a request of `owner` as running."""
+        for column in ("running", f"running-{owner}"):
+            self._table.add(column, 1)
+
+    def release(self, owner: str = "") -> None:
         """Release a permit."""
-        self._running -= 1
+        for column in ("running", f"running-{owner}"):
+            self._table.add(column, -1)
         self.wake_waiters()
 
     @property
-    def _has_room(self) -> bool:
+    def _room(self) -> int:
+        """How many more requests may run."""
         share = self._share()
-        return share > 0 and self._running < max(1, round(self._max_concurrency * share))
+        return max(1, round(self._max_concurrency * share)) - self._table.total("running") if share > 0 else 0
 
     def wake_waiters(self) -> None:
-        """Admit as many waiters as may run. Call it when `share` may have risen."""
+        """Give permits to as many waiters as may run. Call it when `share` may have risen."""
+        table = self._table
+        with table.lock():
+            self._grant()
+            given = {owner: table.get(f"given-{owner}") for owner, waiters in self._waiting.items() if waiters}
+            for owner, count in given.items():
+                table.add(f"given-{owner}", -count)
+        for owner, count in given.items():
+            for _ in range(count):
+                self._admit(owner)
+
+    def _grant(self) -> None:
+        """Give the free permits to those who wait, under the lock."""
+        table, awake = self._table, set[int]()
+        room = self._room if table.total("waiting") else 0
+        while room > 0 and table.total("waiting") > 0:
+            wanting = [owner for owner in self._weights if table.total(f"waiting-{owner}") > 0]
+            owner = min(wanting, key=lambda one: (table.total(f"running-{one}") + 1) / self._weights[one])
+            # In turn by how many wait, so that no front starves.
+            front = max(range(table.fronts), key=lambda front: table.get(f"waiting-{owner}", front))
+            for column in ("waiting", f"waiting-{owner}"):
+                table.add(column, -1, front)
+            for column in ("running", f"running-{owner}", f"given-{owner}"):
+                table.add(column, 1, front)
+            awake.add(front)
+            room -= 1
+        for front in awake - {table.front}:
+            table.wake(front)
+
+    def _admit(self, owner: str) -> None:
+        """Give a permit of `owner` to one who waits here."""
+        waiters = [one for one in self._waiting[owner] if not one.permit.done()]
+        if not waiters:
+            # Those who waited have just been cancelled, and will give it back.
+            self._table.add(f"given-{owner}", 1)
+            return
         now_s = asyncio.get_running_loop().time()
-        while self._waiting and self._has_room:
-            is_overloaded = now_s - self._waiting[0].since_s > self._wait_s / 2
-            waiter = self._waiting.pop() if is_overloaded else self._waiting.popleft()
-            if not waiter.permit.done():
-                waiter.permit.set_result(None)
-                self._running += 1
+        is_overloaded = now_s - waiters[0].since_s > self._wait_s / 2
+        chosen = waiters[-1 if is_overloaded else 0]
+        self._waiting[owner].remove(chosen)
+        chosen.permit.set_result(None)
+
+
+def gate_columns(owners: Iterable[str]) -> list[str]:
+    """The columns of a gate in a table."""
+    by_owner = [f"{name}-{owner}" for name in ("waiting", "running", "given") for owner in owners]
+    return ["waiting", "running", "unread_bytes", *by_owner]

@@ -11,7 +11,7 @@ from sonoro.core.errors import EngineError
 from sonoro.server.errors import Answers, NotReady, refusals
 from sonoro.server.metrics import EngineState
 from sonoro.server.service import Service
-from sonoro.transport.client import EngineClient
+from sonoro.transport.client import EngineRequests
 
 STATS_TIMEOUT_S = 2.0
 """How long /metrics waits for an engine before it counts as down."""
@@ -48,7 +48,7 @@ def health_routes(service: Service) -> APIRouter:
     return router
 
 
-def _described(engine: EngineClient) -> dict[str, Any]:
+def _described(engine: EngineRequests) -> dict[str, Any]:
     return {
         "device": engine.settings.device,
         "status": "ready" if engine.is_ready else "starting" if engine.closed_reason is None else "ended",
@@ -57,7 +57,7 @@ def _described(engine: EngineClient) -> dict[str, Any]:
     }
 
 
-async def _state(engine: EngineClient, *, has_started: bool) -> EngineState:
+async def _state(engine: EngineRequests, *, has_started: bool) -> EngineState:
     """The state of an engine; its stats are None if they do not arrive in time."""
     stats = None
     if has_started and engine.is_ready:

@@ -49,6 +49,8 @@ class Keys:
         self._callers |= {key.encode(): Caller("", is_admin=True, name=_owner(key)[:8]) for key in config.admin_keys}
         self.owners = len({caller.owner for caller in self._callers.values()}) or 1
         """How many owners of voices there are; all admin keys are one."""
+        self.ids = tuple(dict.fromkeys(("", ANONYMOUS.owner, *(caller.owner for caller in self._callers.values()))))
+        """The owners of requests, in an order that depends on the configuration alone."""
         self.keyless = ANONYMOUS if self._callers else UNKEYED
 
     @property

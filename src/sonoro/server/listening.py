@@ -1,6 +1,7 @@
 """The listening sockets. Imports no server, so that engines can be started before that is loaded."""
 
 import contextlib
+import dataclasses
 import logging
 import os
 import socket
@@ -20,7 +21,15 @@ SEND_BUFFER_BYTES = 65536
 """Size of the kernel's send buffer: about a second of audio, so that a slow reader is noticed soon."""
 
 
-def listen(config: ServerConfig) -> socket.socket:
+def listen_often(config: ServerConfig, count: int) -> list[socket.socket]:
+    """As `listen`, `count` sockets at one address: the system gives each connection to one of them, and keeps it while
+    the process that accepts there is replaced."""
+    sockets = [listen(config, is_shared=True)]
+    config = dataclasses.replace(config, port=sockets[0].getsockname()[1])
+    return sockets + [listen(config, is_shared=True) for _ in range(count - 1)]
+
+
+def listen(config: ServerConfig, *, is_shared: bool = False) -> socket.socket:
     """Listen on the host and port of `config`. Raises `ConfigError` naming the one that fails.
     Accepted connections inherit the options: no delay of small packets, and a timeout for unread data."""
     try:
@@ -30,7 +39,7 @@ def listen(config: ServerConfig) -> socket.socket:
     except (OSError, UnicodeError) as error:
         raise ConfigError("host", config.host, f"it must be a name or an address of this machine ({error})") from error
     try:
-        sock = socket.create_server(address[:2], family=family, backlog=2048)
+        sock = socket.create_server(address[:2], family=family, backlog=2048, reuse_port=is_shared)
     except OSError as error:
         raise ConfigError("port", config.port, f"cannot listen there: {error.strerror}; try another, or 0") from error
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)

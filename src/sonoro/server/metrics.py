@@ -1,6 +1,8 @@
 """Prometheus metrics: requests by outcome, their latencies, and the statistics of the engines.
 
-Each `Metrics` has a registry of its own, so that two servers in a process share nothing."""
+Each `Metrics` has a registry of its own, so that two servers in a process share nothing. Of a server of several front
+processes each keeps its counts in files, of which any front shows the sums; what a front had counted stays when it has
+ended."""
 
 from __future__ import annotations
 
@@ -9,11 +11,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import Collector
 
+from sonoro.core.config import metrics_folder
 from sonoro.server.errors import Refusal
 from sonoro.transport.messages import Stats
 
@@ -39,7 +44,12 @@ class Metrics:
         self.model = ""
         self._registry = CollectorRegistry()
         self.requests = self._counter("requests", "requests by outcome", "dialect", "reason")
-        self.in_flight = Gauge("sonoro_requests_in_flight", "requests running or waiting", registry=self._registry)
+        self.in_flight = Gauge(
+            "sonoro_requests_in_flight",
+            "requests running or waiting",
+            registry=self._registry,
+            multiprocess_mode="livesum",
+        )
         since = "from a request's arrival to its"
         self.first_packet = self._histogram(
             "first_packet_seconds", f"{since} first bytes of audio", _SECONDS, "dialect"
@@ -51,7 +61,11 @@ class Metrics:
         self.faults = self._counter("faults", faults, "kind", "outcome")
         self.underruns = self._counter("underruns", "times that playback without a buffer would have run out of audio")
         self._engines = _EngineCollector()
-        self._registry.register(self._engines)
+        self._shown = self._registry
+        if folder := metrics_folder():
+            self._shown = CollectorRegistry()
+            MultiProcessCollector(self._shown, folder)  # type: ignore[no-untyped-call]
+        self._shown.register(self._engines)
 
     def _counter(self, name: str, help: str, *labels: str) -> Counter:
         return Counter(f"sonoro_{name}", help, ["model", *labels], registry=self._registry)
@@ -69,7 +83,12 @@ class Metrics:
     def exposition(self, engines: Sequence[EngineState], *, queued: int) -> bytes:
         """Everything in Prometheus' text format; `queued` requests wait at the gate."""
         self._engines.states, self._engines.queued = engines, queued
-        return generate_latest(self._registry)
+        return generate_latest(self._shown)
+
+
+def forget_process(pid: int, folder: Path) -> None:
+    """Drop from `folder` the states of a process that has ended; what it counted stays."""
+    mark_process_dead(pid, str(folder))  # type: ignore[no-untyped-call]
 
 
 class _EngineCollector(Collector):

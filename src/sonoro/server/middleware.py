@@ -38,6 +38,7 @@ from sonoro.server.errors import (
     refusal,
 )
 from sonoro.server.keys import Caller
+from sonoro.transport.table import Count
 
 logger = logging.getLogger(__name__)
 
@@ -170,24 +171,29 @@ class HostCheck:
 
 class Budget:
     """A counting limit of `most`. `shown` formats the count in the error, such as "{} sessions are open". If it
-    `is_shared`, an owner with some gets no more than leaves as much to the others: nobody can take it all."""
+    `is_shared`, an owner with some gets no more, in one front process, than leaves as much to the others: nobody can
+    take it all. The limit itself holds for all fronts that share `count`."""
 
-    def __init__(self, most: int, shown: str, *, is_shared: bool = False) -> None:
+    def __init__(self, most: int, shown: str, *, is_shared: bool = False, count: Count | None = None) -> None:
         self._most, self._shown, self._is_shared = most, shown, is_shared
-        self.taken, self._by_owner = 0, collections.Counter[str]()
+        self._count, self._by_owner = count or Count(), collections.Counter[str]()
+
+    @property
+    def taken(self) -> int:
+        """How much is taken, in all front processes."""
+        return self._count.total
 
     @contextlib.contextmanager
     def take(self, count: int = 1, owner: str = "") -> Iterator[None]:
         """Take `count` for the duration of the block. Raises `TooManyRequests` if less than that is left."""
-        left, own = self._most - self.taken - count, self._by_owner[owner]
-        if count and (left < 0 or (self._is_shared and own and left < own + count)):
+        own = self._by_owner[owner]
+        if count and not self._count.take(count, self._most - (own + count if self._is_shared and own else 0)):
             raise TooManyRequests(f"{self._shown.format(self.taken)} already; try again later")
-        self.taken += count
         self._by_owner[owner] += count
         try:
             yield
         finally:
-            self.taken -= count
+            self._count.add(-count)
             self._by_owner[owner] -= count
 
 
@@ -221,9 +227,9 @@ class Newcomers:
 class RequestBodies:
     """Reads request bodies, at most `max_total_bytes` in memory at once, each within `timeout_s`."""
 
-    def __init__(self, max_total_bytes: int, timeout_s: float) -> None:
+    def __init__(self, max_total_bytes: int, timeout_s: float, count: Count | None = None) -> None:
         self._max_total_bytes, self._timeout_s = max_total_bytes, timeout_s
-        self._bytes = 0
+        self._bytes = count or Count()
 
     @contextlib.asynccontextmanager
     async def body(self, request: Request, max_bytes: int) -> AsyncIterator[bytes]:
@@ -239,18 +245,17 @@ class RequestBodies:
                 async for part in request.stream():
                     if len(payload) + len(part) > max_bytes:
                         raise too_large
-                    if self._bytes + len(part) > self._max_total_bytes:
-                        raise TooManyRequests(f"request bodies hold {self._bytes} bytes already; try again later")
+                    if not self._bytes.take(len(part), self._max_total_bytes):
+                        raise TooManyRequests(f"request bodies hold {self._bytes.total} bytes already; try again later")
                     payload += part
                     taken += len(part)
-                    self._bytes += len(part)
             whole = bytes(payload)
             payload.clear()
             if taken > READ_BYTES:
                 await asyncio.sleep(0)  # the copy and the parse of 16 MiB may take 15 ms each
             yield whole
         finally:
-            self._bytes -= taken
+            self._bytes.add(-taken)
 
     @contextlib.asynccontextmanager
     async def _in_time(self) -> AsyncIterator[None]:

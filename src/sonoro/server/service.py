@@ -16,6 +16,7 @@ from sonoro.server.keys import ANONYMOUS, Caller, Keys
 from sonoro.server.lexicons import LexiconStore
 from sonoro.server.metrics import Metrics
 from sonoro.server.middleware import Budget, Newcomers
+from sonoro.server.shared import Shared
 from sonoro.server.speech import SpeechFactory
 from sonoro.server.voice_directory import VoiceDirectory
 from sonoro.transport.fleet import Fleet
@@ -29,6 +30,9 @@ MAX_KEYLESS = 64
 VOICES_S = 5.0
 """How often the folder of voices is scanned; a voice deleted by another server is usable for at most that long."""
 
+REPLACED_S = 10.0
+"""How long a front process that joins others reads voices and lexicons before it accepts connections in any case."""
+
 ENGINES_S = 0.2
 """How often waiting requests are checked against the engines that are ready."""
 
@@ -37,13 +41,21 @@ class Service:
     """Starts the engines in the background, and holds what the endpoints share.
     `on_failure` is called with the error if the engines cannot be started or none is left."""
 
-    def __init__(self, client: Fleet, config: ServerConfig, on_failure: Callable[[SonoroError], None] | None) -> None:
+    def __init__(
+        self,
+        client: Fleet,
+        config: ServerConfig,
+        on_failure: Callable[[SonoroError], None] | None,
+        shared: Shared | None = None,
+    ) -> None:
+        self.shared = shared = shared or Shared.of(config, len(client.replicas))
         self.client, self.config, self.metrics = client, config, Metrics()
         self.keys, self.voices = Keys(config), VoiceDirectory(client, config)
         self.lexicons = LexiconStore(config, self.keys.owners)
-        self.speech = SpeechFactory(client, config, self.metrics, self.voices, self.lexicons)
-        self._sessions = Budget(config.max_sessions, "{} sessions are open")
-        self._guests = Budget(MAX_KEYLESS, "{} sessions without a key are open")
+        self.speech = SpeechFactory(client, config, self.metrics, self.voices, self.lexicons, shared=shared)
+        self._sessions = Budget(config.max_sessions, "{} sessions are open", count=shared.count("sessions"))
+        guests = "{} sessions without a key are open"
+        self._guests = Budget(MAX_KEYLESS, guests, count=shared.count("guests"))
         self.newcomers = Newcomers(MAX_KEYLESS)
         self.created_s = int(time.time())
         self.is_ending = False
@@ -55,6 +67,11 @@ class Service:
     async def running(self, app: FastAPI) -> AsyncIterator[None]:
         """The application's lifespan: start the engines in the background, and end them with the block."""
         self._starting = asyncio.create_task(self._start())
+        if self.shared.table.fronts > 1:
+            self.speech.gate.listen()
+            if self.client.is_ready:
+                # In the place of a front that has ended: connections wait at its socket, and need not be refused.
+                await asyncio.wait({self._starting}, timeout=REPLACED_S)
         try:
             yield
         finally:
@@ -65,6 +82,7 @@ class Service:
             self.voices.store.close()
             self.lexicons.close()
             await self.client.close()
+            self.shared.table.close()
 
     async def _start(self) -> None:
         try:

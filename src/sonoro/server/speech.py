@@ -35,6 +35,7 @@ from sonoro.server.schemas import (
     script_of,
     speech_request,
 )
+from sonoro.server.shared import Shared
 from sonoro.server.stream import AudioBody, Observation, Speech, SpeechResponse, cancel_on_disconnect
 from sonoro.server.voice_directory import VoiceDirectory
 from sonoro.text.script import Lexicon
@@ -66,16 +67,32 @@ class SpeechFactory:
     Owns what bounds them: the `gate` before the engines, the request `bodies` and the `answers` held in memory."""
 
     def __init__(
-        self, client: Fleet, config: ServerConfig, metrics: Metrics, voices: VoiceDirectory, lexicons: LexiconStore
+        self,
+        client: Fleet,
+        config: ServerConfig,
+        metrics: Metrics,
+        voices: VoiceDirectory,
+        lexicons: LexiconStore,
+        *,
+        shared: Shared,
     ) -> None:
         self.lexicons = lexicons
         self._client, self._config, self._metrics, self._voices = client, config, metrics, voices
         wait_s = config.max_queue_wait_ms / 1000
-        self.gate = Gate(config.max_concurrency, config.max_waiting, wait_s, lambda: client.ready_share)
-        self.bodies = RequestBodies(config.max_total_body_bytes, config.body_timeout_s)
-        self.answers = Budget(config.max_total_answer_bytes, "responses held in memory have {} bytes")
+        self.gate = Gate(
+            config.max_concurrency,
+            config.max_waiting,
+            wait_s,
+            lambda: client.ready_share,
+            weights=shared.weights,
+            table=shared.table,
+        )
+        self.bodies = RequestBodies(config.max_total_body_bytes, config.body_timeout_s, shared.count("bodies"))
+        held = "responses held in memory have {} bytes"
+        self.answers = Budget(config.max_total_answer_bytes, held, count=shared.count("answers"))
         is_shared, shown = len({*config.api_keys, *config.admin_keys}) > 1, "recordings held in memory have {} bytes"
-        self._references = Budget(config.max_total_body_bytes // 2, shown, is_shared=is_shared)
+        most_bytes = config.max_total_body_bytes // 2
+        self._references = Budget(most_bytes, shown, is_shared=is_shared, count=shared.count("references"))
         self.recordings = Recordings(
             max_bytes=config.max_upload_bytes,
             allows_urls=config.allow_reference_urls,
@@ -195,7 +212,8 @@ class SpeechFactory:
         texts = (request.instructions or "", *(reference.text or "" for reference in references))
         with contextlib.ExitStack() as held:
             held.enter_context(self.hold(references, caller, sum(map(len, texts))))
-            return Speech(name, request, self.encoding(body), sent, is_silent, lexicons, held.pop_all())
+            encoding = self.encoding(body)
+            return Speech(name, request, encoding, sent, is_silent, lexicons, held.pop_all(), caller.owner)
 
     def hold(
         self, references: Sequence[Reference], caller: Caller, more_bytes: int = 0

@@ -120,7 +120,8 @@ class AudioBody:
 @dataclass(frozen=True)
 class Speech:
     """A request and how its audio is sent. `name` is the client's id of it. It `is_silent` if its text has nothing to
-    speak, such as a lone full stop. `lexicons` are those of a live text. `held` is closed with it."""
+    speak, such as a lone full stop. `lexicons` are those of a live text. `held` is closed with it. `owner` is the
+    caller's."""
 
     name: str
     request: SpeechRequest
@@ -129,6 +130,7 @@ class Speech:
     is_silent: bool = False
     lexicons: Sequence[Lexicon] = ()
     held: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    owner: str = ""
 
     @property
     def headers(self) -> dict[str, str]:
@@ -178,7 +180,7 @@ async def _engine_events(
         pause_s = 0.0 if script is None else script.lead_s
         yield _listed(*silent_events(speech.request.id, speech.request.text, client.spec.sample_rate, pause_s))
         return
-    async with gate.acquire() as permit, contextlib.aclosing(await client.open(speech.request)) as stream:
+    async with gate.acquire(speech.owner) as permit, contextlib.aclosing(await client.open(speech.request)) as stream:
         permit.follow(stream)
         yield stream
 

@@ -173,7 +173,7 @@ class Utterance:
 
     async def _speak(self) -> str:
         async with (
-            self._service.speech.gate.acquire() as permit,
+            self._service.speech.gate.acquire(self._listener.caller.owner) as permit,
             contextlib.aclosing(await self._service.client.open(self._request)) as answer,
         ):
             permit.follow(answer)

@@ -56,9 +56,11 @@ class WorkerLink:
 class MessageSocket:
     """A ZMQ socket of the running event loop. Without `zmq.asyncio`, whose futures cost more than the messages."""
 
-    def __init__(self, kind: int) -> None:
+    def __init__(self, kind: int, name: str = "") -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(kind)
+        if name:
+            self._socket.setsockopt(zmq.IDENTITY, name.encode())
         self._socket.set_hwm(0)
         self._loop, self._file = asyncio.get_running_loop(), int(self._socket.getsockopt(zmq.FD))
         self._received: list[bytes] = []
@@ -67,6 +69,9 @@ class MessageSocket:
 
     def bind(self, endpoint: str) -> None:
         self._socket.bind(endpoint)
+
+    def connect(self, endpoint: str) -> None:
+        self._socket.connect(endpoint)
 
     def send(self, data: bytes) -> None:
         """Send `data`; it is lost without a peer."""
@@ -122,6 +127,11 @@ class MessageSocket:
 def new_endpoint() -> str:
     """An address for one pair of processes: a Unix socket in a folder that only this user may enter."""
     return f"{_SCHEME}{tempfile.mkdtemp(prefix='sonoro-')}/link"
+
+
+def fronts_endpoint(endpoint: str) -> str:
+    """The address, beside `endpoint`, at which an engine listens for front processes."""
+    return f"{endpoint}-fronts"
 
 
 def remove_endpoint(endpoint: str) -> None:

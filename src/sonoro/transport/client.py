@@ -5,6 +5,7 @@ Every accepted request ends: with `Finished`, with the engine's error, or with `
 import asyncio
 import itertools
 import logging
+from abc import abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Self
@@ -15,7 +16,8 @@ from sonoro.core.types import AudioChunk, Failed, Finished, Reference, SpeechReq
 from sonoro.transport import messages
 from sonoro.transport.encoded_voice import EncodedVoice
 from sonoro.transport.launch import Limits
-from sonoro.transport.process import SupervisedEngine, cancel_tasks
+from sonoro.transport.process import EngineReadiness, SupervisedEngine, cancel_tasks
+from sonoro.transport.table import Count
 
 logger = logging.getLogger(__name__)
 
@@ -157,9 +159,8 @@ async def _no_voices(digest: str) -> bytes:
     raise UnknownVoice("voice", digest, "no voices are stored here")
 
 
-class EngineClient(SupervisedEngine):
-    """The requests of a `SupervisedEngine`: `async with EngineClient(settings) as client`.
-    A process that crashes or hangs fails its requests with `EngineCrashed`; later ones wait for the new process."""
+class EngineRequests(EngineReadiness):
+    """The requests of an engine, whose messages a subclass sends and receives."""
 
     def __init__(self, settings: messages.WorkerSettings, limits: Limits | None = None) -> None:
         super().__init__(settings, limits)
@@ -170,17 +171,17 @@ class EngineClient(SupervisedEngine):
         self._fetches: set[asyncio.Task[None]] = set()
         self.voice_source: VoiceSource = _no_voices
         """Returns the encoded voice of a digest that the engine lacks. May raise `SonoroError`."""
+        self.load = Count()
+        """How many requests of all fronts of the engine have not ended."""
 
-    async def close(self) -> None:
-        try:
-            await super().close()
-        finally:
-            await cancel_tasks(*self._fetches)
+    @abstractmethod
+    def _send(self, message: messages.ToEngine, *, is_checked: bool = False) -> None:
+        """Send `message` to the engine, if there is one."""
 
     @property
     def open_requests(self) -> int:
-        """Requests that have not ended: those that hold a slot and those that wait for one."""
-        return len(self._streams)
+        """Requests that have not ended: those that hold a slot and those that wait for one, of all fronts."""
+        return self.load.total
 
     def has_request(self, request_id: str) -> bool:
         """Whether the request of that id has not ended."""
@@ -212,6 +213,7 @@ class EngineClient(SupervisedEngine):
         full_bytes = int(self._limits.queue_s * self.spec.sample_rate) * 2
         answer = RequestStream(request.id, full_bytes, self._limits.slow_reader_timeout_s, self._send)
         self._streams[request.id] = answer
+        self.load.add(1)
         return answer
 
     async def stats(self, *, resets: bool = False) -> messages.Stats:
@@ -240,6 +242,7 @@ class EngineClient(SupervisedEngine):
             self._streams[message.request_id].put(message)
         elif isinstance(message, Finished | Failed):
             event = message.facts.error if isinstance(message, Failed) else message
+            self.load.add(-1)
             self._streams.pop(message.request_id).end(event)
         elif isinstance(message, messages.Stats):
             answer = self._stats_waiters.popleft()
@@ -273,6 +276,7 @@ class EngineClient(SupervisedEngine):
     def _fail_pending(self, error: EngineError) -> None:
         """Fail everything that waits for the engine, each with an exception object of its own."""
         streams, self._streams = self._streams, {}
+        self.load.add(-len(streams))
         futures: list[asyncio.Future[Any]] = [*self._stats_waiters, *self._voice_waiters.values()]
         self._stats_waiters.clear()
         self._voice_waiters.clear()
@@ -281,3 +285,17 @@ class EngineClient(SupervisedEngine):
         for future in futures:
             if not future.done():
                 future.set_exception(ErrorFacts.of(error).error)
+
+
+class EngineClient(EngineRequests, SupervisedEngine):
+    """The requests of a `SupervisedEngine`: `async with EngineClient(settings) as client`.
+    A process that crashes or hangs fails its requests with `EngineCrashed`; later ones wait for the new process."""
+
+    async def close(self) -> None:
+        try:
+            await super().close()
+        finally:
+            await cancel_tasks(*self._fetches)
+
+    def _send(self, message: messages.ToEngine, *, is_checked: bool = False) -> None:
+        SupervisedEngine._send(self, message, is_checked=is_checked)

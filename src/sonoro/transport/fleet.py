@@ -11,7 +11,7 @@ import msgspec
 
 from sonoro.core.errors import ConfigError, EngineError
 from sonoro.core.types import Reference, SpeechRequest
-from sonoro.transport.client import EngineClient, RequestStream, VoiceSource
+from sonoro.transport.client import EngineClient, EngineRequests, RequestStream, VoiceSource
 from sonoro.transport.encoded_voice import EncodedVoice
 from sonoro.transport.launch import Limits
 from sonoro.transport.messages import Ready, WorkerSettings
@@ -24,17 +24,24 @@ _MISS_SHARE = 8
 
 
 class Fleet(Started):
-    """Engines with `settings`, one on each of `devices`; `async with Fleet(settings, devices) as fleet`.
+    """Engines with `settings`, one on each of `devices`; `async with Fleet(settings, devices) as fleet`; or `engines`
+    that others keep running.
 
     A request goes to an engine with a free slot if there is one, then to the one with the fewest requests, where an
     engine without the voice in its cache counts as busier. While a crashed engine is replaced, the others get its
     share. Raises `ConfigError` if several engines would share a `codec_device`."""
 
-    def __init__(self, settings: WorkerSettings, devices: Sequence[str], limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        devices: Sequence[str],
+        limits: Limits | None = None,
+        engines: Sequence[EngineRequests] = (),
+    ) -> None:
         self.settings, config = msgspec.structs.replace(settings, device=",".join(devices)), settings.config
         if len(devices) > 1 and config.codec_device:
             raise ConfigError("codec_device", config.codec_device, f"one engine can have it, not {len(devices)}")
-        self.replicas = tuple(
+        self.replicas: tuple[EngineRequests, ...] = tuple(engines) or tuple(
             EngineClient(msgspec.structs.replace(settings, device=device), limits) for device in devices
         )
         self._histories = {client: _VoiceHistory(client) for client in self.replicas}
@@ -105,17 +112,17 @@ class Fleet(Started):
         for client in self.replicas:
             client.voice_source = source
 
-    def _find(self, request_id: str) -> EngineClient | None:
+    def _find(self, request_id: str) -> EngineRequests | None:
         return next((client for client in self.replicas if client.has_request(request_id)), None)
 
-    def _choose(self, request: SpeechRequest) -> EngineClient:
+    def _choose(self, request: SpeechRequest) -> EngineRequests:
         """The engine with the least routing cost for `request`; at least one must be ready."""
         ready = [client for client in self.replicas if client.is_ready]
         slots, voice = self.settings.config.slots, _voice_of(request)
         # The model's own voices cost nothing: every engine has them.
         cold = max(1, slots // _MISS_SHARE) if request.voice_digest or request.references else 0
 
-        def cost(client: EngineClient) -> tuple[bool, int, bool, int]:
+        def cost(client: EngineRequests) -> tuple[bool, int, bool, int]:
             history, count = self._histories[client], client.open_requests
             is_cold = not history.has(voice)
             return count >= slots, count + is_cold * cold, is_cold, history.requests
@@ -140,7 +147,7 @@ class Fleet(Started):
 class _VoiceHistory:
     """The voices that the process of `client` used last and so has cached; `requests` counts those sent to it."""
 
-    def __init__(self, client: EngineClient) -> None:
+    def __init__(self, client: EngineRequests) -> None:
         self._client, self._restarts, self.requests = client, 0, 0
         self._voices: OrderedDict[Hashable, None] = OrderedDict()
 

@@ -16,7 +16,8 @@ DEFAULT_FACTORY = "sonoro.models.registry:load"
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The model an engine process loads and how its engine is configured.
     `factory` is "module:function" on the process's import path, a function with the signature and result of
-    `sonoro.models.registry.load`. Name another to serve a model that the registry does not know."""
+    `sonoro.models.registry.load`. Name another to serve a model that the registry does not know. An engine that
+    `has_fronts` listens for front processes too."""
 
     model: str | None = None
     device: str = "auto"
@@ -24,6 +25,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     load_format: str = "auto"
     config: EngineConfig = msgspec.field(default_factory=EngineConfig)
     factory: str = DEFAULT_FACTORY
+    has_fronts: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.config, EngineConfig):
@@ -98,6 +100,12 @@ class VoiceLost(msgspec.Struct, frozen=True, tag=True):
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """End the process. Requests still running are dropped."""
+
+
+class FrontEnded(msgspec.Struct, frozen=True, tag=True):
+    """The front process of that name has ended: nobody hears its requests any more."""
+
+    front: str
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -191,5 +199,5 @@ class Fatal(msgspec.Struct, frozen=True, tag=True):
 
 
 _ToRequest = AppendText | EndText | Cancel | Pause | Resume
-ToEngine = Submit | _ToRequest | EncodeVoice | LoadVoice | VoiceLost | StatsRequest | Ping | Shutdown
+ToEngine = Submit | _ToRequest | EncodeVoice | LoadVoice | VoiceLost | StatsRequest | Ping | FrontEnded | Shutdown
 FromEngine = Ready | AudioChunk | Finished | Failed | Stats | Pong | VoiceEncoded | VoiceWanted | VoiceFailed | Fatal

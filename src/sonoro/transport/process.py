@@ -37,7 +37,7 @@ class EngineProcess:
     ready: messages.Ready
 
     def __init__(self) -> None:
-        self._endpoint, self._output = new_endpoint(), launch.ProcessOutput()
+        self.endpoint, self._output = new_endpoint(), launch.ProcessOutput()
         self._socket = MessageSocket(zmq.PAIR)
         self._process: Process | None = None
         self._ending: asyncio.Task[int] | None = None
@@ -50,14 +50,15 @@ class EngineProcess:
         engine = cls()
         async with contextlib.AsyncExitStack() as undo:
             undo.push_async_callback(engine.stop, 0)
-            engine._socket.bind(engine._endpoint)
+            engine._socket.bind(engine.endpoint)
             facts = str(os.getpid()), str(time.monotonic()), msgspec.json.encode(settings).decode()
-            engine._process = await launch.spawn((engine._endpoint, *facts), engine._output.write_end)
+            engine._process = await launch.spawn((engine.endpoint, *facts), engine._output.write_end)
             engine._output.started()
             engine.ready = await engine._until_ready(ready_timeout_s)
             undo.pop_all()
-        # Both ends are connected, so the socket's file can go: nothing is left over, whichever process dies first.
-        remove_endpoint(engine._endpoint)
+        if not settings.has_fronts:
+            # Both ends are connected, so the socket's file can go: nothing is left over, whichever process dies first.
+            remove_endpoint(engine.endpoint)
         return engine
 
     @property
@@ -101,7 +102,7 @@ class EngineProcess:
                 await _run_to_end(self._until_ended())
             finally:
                 self._socket.close()
-                remove_endpoint(self._endpoint)
+                remove_endpoint(self.endpoint)
                 self._output.close()
 
     async def _messages(self, timeout_s: float | None = None) -> list[messages.FromEngine] | None:
@@ -171,22 +172,61 @@ class Started(ABC):
         await self.close()
 
 
-class SupervisedEngine(Started):
+class EngineReadiness(Started):
+    """Whether an engine accepts requests, for those who wait for it."""
+
+    def __init__(self, settings: messages.WorkerSettings, limits: Limits | None = None) -> None:
+        self.settings, self._limits = settings, limits or Limits()
+        self._ready: messages.Ready | None = None
+        self._closed: EngineClosed | None = None
+        self._state_changed = asyncio.Event()
+        self.restarts = 0
+        """How many replacements were started."""
+
+    @property
+    def ready(self) -> messages.Ready:
+        assert self._ready is not None, "the engine has not been started"
+        return self._ready
+
+    @property
+    @abstractmethod
+    def is_ready(self) -> bool:
+        """Whether the engine accepts requests: its process runs and answers pings."""
+
+    @property
+    def closed_reason(self) -> str | None:
+        """Why the engine will not run again; None while it runs or may be replaced."""
+        return None if self._closed is None else str(self._closed)
+
+    async def until_ready(self) -> None:
+        """Wait until the engine is ready. Raises `EngineCrashed` after `accept_timeout_s`, `EngineClosed` if it will
+        not run again."""
+        waits_s = self._limits.accept_timeout_s
+        if self.is_ready:
+            return
+        try:
+            async with asyncio.timeout(waits_s):
+                # The engine may crash again before this task runs.
+                while not self.is_ready and self._closed is None:
+                    self._state_changed.clear()
+                    await self._state_changed.wait()
+        except TimeoutError as error:
+            raise EngineCrashed(f"the engine has ended or hangs, and was not ready in {waits_s:g} s") from error
+        if self._closed is not None:
+            raise EngineClosed(str(self._closed))
+
+
+class SupervisedEngine(EngineReadiness):
     """Keeps an engine process with `settings` running.
     A process that crashes or hangs is replaced. After more than `max_restarts` crashes within `restart_window_s` the
     engine is closed."""
 
     def __init__(self, settings: messages.WorkerSettings, limits: Limits | None = None) -> None:
-        self.settings, self._limits = settings, limits or Limits()
+        super().__init__(settings, limits)
         self._process: EngineProcess | None = None
-        self._ready: messages.Ready | None = None
-        self._closed: EngineClosed | None = None
-        self._state_changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._crashed_at_s: deque[float] = deque()
         self._last_message_s, self._is_hung = 0.0, False
-        self.restarts = 0
-        """How many replacements were started."""
 
     @abstractmethod
     def _handle(self, message: messages.FromEngine) -> None:
@@ -211,34 +251,18 @@ class SupervisedEngine(Started):
                 await process.stop(self._limits.shutdown_timeout_s)
 
     @property
-    def ready(self) -> messages.Ready:
-        assert self._ready is not None, "the engine has not been started"
+    def endpoint(self) -> str | None:
+        """The address of the engine's process; None if none runs."""
+        return None if self._process is None else self._process.endpoint
+
+    @property
+    def last_ready(self) -> messages.Ready | None:
+        """`ready`; None before the first start."""
         return self._ready
 
     @property
     def is_ready(self) -> bool:
-        """Whether the engine accepts requests: its process runs and answers pings."""
         return self._process is not None and self._process.is_running and not self._is_hung and self._closed is None
-
-    @property
-    def closed_reason(self) -> str | None:
-        """Why the engine will not run again; None while it runs or may be replaced."""
-        return None if self._closed is None else str(self._closed)
-
-    async def until_ready(self) -> None:
-        """Wait until the engine is ready. Raises `EngineCrashed` after `accept_timeout_s`, `EngineClosed` if it will
-        not run again."""
-        waits_s = self._limits.accept_timeout_s
-        try:
-            async with asyncio.timeout(waits_s):
-                # The engine may crash again before this task runs.
-                while not self.is_ready and self._closed is None:
-                    self._state_changed.clear()
-                    await self._state_changed.wait()
-        except TimeoutError as error:
-            raise EngineCrashed(f"the engine has ended or hangs, and was not ready in {waits_s:g} s") from error
-        if self._closed is not None:
-            raise EngineClosed(str(self._closed))
 
     def _send(self, message: messages.ToEngine, *, is_checked: bool = False) -> None:
         """Send `message` to the current process, if there is one."""

@@ -133,7 +133,7 @@ def test_many_sessions_at_once_leave_nothing_behind() -> None:
             await until(lambda: len(asyncio.all_tasks()) <= before)
             assert server.service.session_count == 0
             assert await server.metric("sonoro_requests_in_flight") == 0
-            assert server.service.speech.gate.waiting == server.service.speech.gate._running == 0
+            assert server.service.speech.gate.waiting == server.service.speech.gate.running == 0
             assert server.engine.replicas[0].restarts == 0
             assert failures((await server.http.get("/metrics")).text) == []
             assert (await server.speak()).status_code == 200

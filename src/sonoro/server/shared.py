@@ -1,0 +1,68 @@
+"""What the front processes of a server share: its counts, by names; and what each is told when it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from sonoro.server.config import ServerConfig
+from sonoro.server.gate import gate_columns
+from sonoro.server.keys import Keys
+from sonoro.transport.front_link import load_column
+from sonoro.transport.messages import WorkerSettings
+from sonoro.transport.table import Count, Table
+
+BEAT = "beat_ms"
+"""The column with the monotonic time at which a front's event loop last ran."""
+
+ENDED = 3
+"""The exit code after an end that the parent knows of: the engines', or its own."""
+
+
+_COUNTS = ("sessions", "guests", "bodies", "answers", "references", BEAT)
+
+
+def columns(config: ServerConfig, engines: int) -> list[str]:
+    """The columns of the table of a server with so many engines."""
+    return [*_COUNTS, *gate_columns(Keys(config).ids), *map(load_column, range(engines))]
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The `table` of a server, alone or with other fronts, and the weight of each owner of requests."""
+
+    table: Table
+    weights: Mapping[str, float]
+
+    @classmethod
+    def of(
+        cls, config: ServerConfig, engines: int, fronts: int = 1, front: int = 0, folder: Path | None = None
+    ) -> Shared:
+        """That of front number `row` of a server, or, without a `folder`, of a server of one process."""
+        table = Table(columns(config, engines), fronts, front, folder)
+        return cls(table, dict.fromkeys(Keys(config).ids, 1.0))
+
+    def count(self, name: str) -> Count:
+        """One of the counts."""
+        return Count(self.table, name)
+
+
+class FrontFacts(msgspec.Struct, frozen=True):
+    """What a front is told when it starts: which one it is, of how many; its listening sockets; and the server's."""
+
+    number: int
+    count: int
+    listeners: tuple[int, ...]
+    folder: str
+    config: dict[str, object]
+    settings: WorkerSettings
+    devices: tuple[str, ...]
+    limits: dict[str, object]
+
+
+def front_name(number: int, pid: int) -> str:
+    """The name of a front process, by which engines know it."""
+    return f"front-{number}-{pid}"

@@ -1,0 +1,133 @@
+"""Counters that the processes of one server share: a row for each process, a column for each name.
+
+A process changes only its own row, except under `lock`; so what a process held is known, and is cleared, when it has
+died. Sums over all rows are exact under the lock. A server of one process has a table of one row, in its own memory."""
+
+import asyncio
+import contextlib
+import fcntl
+import mmap
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+_BYTES = 8
+
+
+class Table:
+    """Whole numbers by `columns` and `fronts`, of which `front` is this process's. With a `folder` they are in a file
+    there, which `create` makes, and processes can `wake` each other by sockets beside it."""
+
+    def __init__(self, columns: Sequence[str], fronts: int = 1, front: int = 0, folder: Path | None = None) -> None:
+        self._columns = {name: number for number, name in enumerate(columns)}
+        self.fronts, self.front, self._width = fronts, front, len(columns)
+        self._folder, self._lock_file = folder, -1
+        self._poked: socket.socket | None = None
+        length = _BYTES * fronts * self._width
+        if folder is None:
+            self._cells = memoryview(bytearray(length)).cast("q")
+        else:
+            self._lock_file = os.open(folder / "table", os.O_RDWR)
+            self._cells = memoryview(mmap.mmap(self._lock_file, length)).cast("q")
+
+    @staticmethod
+    def create(columns: Sequence[str], fronts: int, folder: Path) -> None:
+        """Make the file of a table of zeros."""
+        (folder / "table").write_bytes(bytes(_BYTES * fronts * len(columns)))
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """A block that no other process runs at the same time. The system ends it with its process. Not for nesting."""
+        if self._lock_file < 0:
+            yield
+            return
+        fcntl.flock(self._lock_file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._lock_file, fcntl.LOCK_UN)
+
+    def get(self, name: str, front: int | None = None) -> int:
+        """The number of a front, by default this process's."""
+        return self._cells[(self.front if front is None else front) * self._width + self._columns[name]]
+
+    def set(self, name: str, value: int, front: int | None = None) -> None:
+        self._cells[(self.front if front is None else front) * self._width + self._columns[name]] = value
+
+    def add(self, name: str, count: int, front: int | None = None) -> None:
+        at = (self.front if front is None else front) * self._width + self._columns[name]
+        self._cells[at] += count
+
+    def total(self, name: str) -> int:
+        """The sum over all fronts."""
+        if self.fronts == 1:
+            return self._cells[self._columns[name]]
+        return sum(self._cells[self._columns[name] :: self._width])
+
+    def take(self, name: str, count: int, most: int) -> bool:
+        """Add `count` unless the sum would exceed `most`; returns whether it was added."""
+        with self.lock():
+            if self.total(name) + count > most:
+                return False
+            self.add(name, count)
+            return True
+
+    def clear(self, front: int) -> None:
+        """Set a front to zeros."""
+        with self.lock():
+            for name in self._columns:
+                self.set(name, 0, front)
+
+    def listen(self, call: Callable[[], None]) -> None:
+        """Call `call` in the running event loop whenever another process wakes this one."""
+        assert self._folder is not None
+        path = self._folder / f"wake-{self.front}"
+        path.unlink(missing_ok=True)
+        self._poked = poked = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        poked.bind(str(path))
+        poked.setblocking(False)
+
+        def read() -> None:
+            with contextlib.suppress(BlockingIOError):
+                while poked.recv(1):
+                    pass
+            call()
+
+        asyncio.get_running_loop().add_reader(poked, read)
+
+    def close(self) -> None:
+        """Stop listening."""
+        if self._poked is not None:
+            with contextlib.suppress(RuntimeError):  # no event loop runs
+                asyncio.get_running_loop().remove_reader(self._poked)
+            self._poked.close()
+            self._poked = None
+
+    def wake(self, front: int) -> None:
+        """Let the process of `front` call what it gave to `listen`. Nothing happens if it has ended."""
+        if self._folder is None:
+            return
+        if self._poked is None:
+            self._poked = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        # Full: it will be woken by what fills it.
+        with contextlib.suppress(OSError):
+            self._poked.sendto(b"1", socket.MSG_DONTWAIT, str(self._folder / f"wake-{front}"))
+
+
+class Count:
+    """One column of a table."""
+
+    def __init__(self, table: Table | None = None, name: str = "") -> None:
+        self._table, self._name = table or Table([name]), name
+
+    @property
+    def total(self) -> int:
+        return self._table.total(self._name)
+
+    def add(self, count: int) -> None:
+        self._table.add(self._name, count)
+
+    def take(self, count: int, most: int) -> bool:
+        """Add `count` unless the sum over all processes would exceed `most`; returns whether it was added."""
+        return self._table.take(self._name, count, most)

@@ -1,0 +1,173 @@
+"""A server of several front processes: its limits are those of one, and the end of a front is that of its streams."""
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import re
+import signal
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+from processes import GUARD_S
+from servers import SETTINGS
+from sine_engines import CONFIG, FACTORY, alone, children, command_of, nothing_left, run, until
+
+from sonoro.core.types import SpeechRequest
+from sonoro.server.config import ServerConfig
+from sonoro.server.fronts import Fronts
+from sonoro.server.listening import listen_often
+from sonoro.transport.launch import Limits
+from sonoro.transport.messages import WorkerSettings
+
+__all__ = ["nothing_left"]
+
+pytestmark = pytest.mark.usefixtures("tmp_path", "nothing_left")
+
+EXPECTED = SpeechRequest(id="a", text="Some words.", voice="low")
+BODY = {"input": "Some words.", "response_format": "pcm", "voice": "low"}
+
+
+@dataclasses.dataclass
+class Server:
+    """`url` of a server in this process, whose fronts are children of it."""
+
+    fronts: Fronts
+    url: str
+    serving: "asyncio.Task[None]"
+
+    async def post(self, path: str = "/v1/audio/speech", **given: object) -> httpx.Response:
+        """Ask over a new connection, which may be any front's."""
+        async with httpx.AsyncClient(base_url=self.url, timeout=GUARD_S, trust_env=False) as http:
+            return await http.post(path, **(given or {"json": BODY}))
+
+    async def get(self, path: str) -> httpx.Response:
+        async with httpx.AsyncClient(base_url=self.url, timeout=GUARD_S, trust_env=False) as http:
+            return await http.get(path)
+
+    async def is_ready(self) -> bool:
+        return (await self.get("/ready")).status_code == 200
+
+    async def metric(self, name: str) -> float:
+        found = re.findall(rf"^{re.escape(name)}\S* (\S+)$", (await self.get("/metrics")).text, re.MULTILINE)
+        return sum(map(float, found))
+
+
+def pids() -> set[int]:
+    return {child for child in children() if b"sonoro.server.front" in command_of(child)}
+
+
+@contextlib.asynccontextmanager
+async def serving(count: int = 2, model: str = "slow", config: ServerConfig = SETTINGS) -> AsyncIterator[Server]:
+    settings = WorkerSettings(model=model, config=CONFIG, factory=FACTORY)
+    with contextlib.ExitStack() as listening:
+        sockets = [listening.enter_context(sock) for sock in listen_often(config, count)]
+        fronts = Fronts(
+            settings, ("cpu",) * 2, Limits(), config.resolve(2 * CONFIG.slots), [[sock] for sock in sockets]
+        )
+        task = asyncio.create_task(fronts.run())
+        server = Server(fronts, f"http://127.0.0.1:{sockets[0].getsockname()[1]}", task)
+        try:
+            await until(lambda: len(pids()) == count)
+            # Each connection may be another front's.
+            for _ in range(4 * count):
+                await until(server.is_ready)
+            yield server
+        finally:
+            fronts.end()
+            await task
+
+
+def test_fronts_share_counts_voices_and_lexicons() -> None:
+    """Whichever front is asked: all requests are counted once, and what was registered with one is known to all."""
+
+    async def ask() -> None:
+        async with serving() as server:
+            answers = await asyncio.gather(*(server.post() for _ in range(20)))
+            assert {answer.content for answer in answers} == {alone(EXPECTED)}
+            for _ in range(4):
+                assert await server.metric("sonoro_requests_total") == 20
+                assert await server.metric("sonoro_requests_in_flight") == 0
+            rules = {"name": "names", "rules": {"Worcester": "Wooster"}}
+            assert (await server.post("/v1/audio/lexicons", json=rules)).status_code == 200
+            for _ in range(6):
+                answer = await server.post(json={**BODY, "lexicons": ["names"], "seed": 1})
+                assert answer.status_code == 200, answer.text
+
+    run(ask())
+
+
+def test_a_limit_is_that_of_all_fronts() -> None:
+    """Permits that one front releases go to those who wait at another."""
+    config = dataclasses.replace(SETTINGS, max_concurrency=1, max_waiting=6)
+
+    async def ask() -> None:
+        async with serving(config=config) as server:
+            answers = await asyncio.gather(*(server.post() for _ in range(7)))
+            assert {answer.content for answer in answers} == {alone(EXPECTED)}
+            answers = await asyncio.gather(*(server.post() for _ in range(12)))
+            statuses = sorted(answer.status_code for answer in answers)
+            assert statuses == [200] * 7 + [429] * 5
+            assert (await server.post()).status_code == 200
+
+    run(ask())
+
+
+def test_a_front_that_is_killed_loses_its_own_streams_alone() -> None:
+    long = {**BODY, "max_new_tokens": 200, "ignore_eos": True}
+
+    async def listen(server: Server, begun: "asyncio.Queue[None]") -> str:
+        heard = b""
+        try:
+            async with (
+                httpx.AsyncClient(base_url=server.url, timeout=GUARD_S, trust_env=False) as http,
+                http.stream("POST", "/v1/audio/speech", json=long) as answer,
+            ):
+                async for part in answer.aiter_raw():
+                    if not heard:
+                        begun.put_nowait(None)
+                    heard += part
+        except httpx.TransportError:
+            return "broken"
+        return "whole" if len(heard) == 200 * 160 else f"silent: {len(heard)}"
+
+    async def kill() -> None:
+        async with serving() as server:
+            begun: asyncio.Queue[None] = asyncio.Queue()
+            listening = [asyncio.create_task(listen(server, begun)) for _ in range(8)]
+            for _ in listening:
+                await begun.get()
+            before = pids()
+            killed = min(before)
+            os.kill(killed, signal.SIGKILL)
+            ends = [await task for task in listening]
+            assert set(ends) <= {"whole", "broken"}
+            await until(lambda: len(pids()) == 2 and killed not in pids())
+            for _ in range(8):
+                assert (await server.post()).content == alone(EXPECTED)
+            # The engines run nothing that nobody hears, and no count of the dead front is left.
+            await until(lambda: idle(server))
+
+    async def idle(server: Server) -> bool:
+        return await server.metric("sonoro_engine_running") == 0 == await server.metric("sonoro_requests_in_flight")
+
+    run(kill())
+
+
+def test_running_streams_end_before_the_server_does() -> None:
+    long = {**BODY, "max_new_tokens": 100, "ignore_eos": True}
+
+    async def drain() -> None:
+        async with serving() as server:
+            asking = [asyncio.create_task(server.post(json=long)) for _ in range(4)]
+            await until(lambda: speaking(server))
+            server.fronts.end()
+            assert [len((await task).content) for task in asking] == [100 * 160] * 4
+            await server.serving
+
+    async def speaking(server: Server) -> bool:
+        return await server.metric("sonoro_engine_running") == 4
+
+    run(drain())
+    assert not pids()
