@@ -192,3 +192,21 @@ def test_no_place_is_lost_when_those_who_wait_leave_at_any_moment() -> None:
 
     for seed in range(10):
         run(crowd(seed))
+
+
+def test_a_full_gate_is_shared_by_weight() -> None:
+    served = {"one": 0, "three": 0}
+
+    async def ask(gate: Gate, owner: str) -> None:
+        while sum(served.values()) < 2000:
+            async with gate.acquire(owner):
+                served[owner] += 1
+                await asyncio.sleep(0)
+
+    async def share() -> None:
+        gate = Gate(8, max_waiting=1000, wait_s=60, weights={"one": 1.0, "three": 3.0})
+        await asyncio.gather(*(ask(gate, owner) for owner in served for _ in range(40)))
+        assert (gate.running, gate.waiting) == (0, 0)
+
+    run(share())
+    assert 0.9 < served["three"] / (3 * served["one"]) < 1.1

@@ -70,8 +70,8 @@ def test_a_permit_is_lent_and_taken_back() -> None:
             permit._release()
             async with one.acquire():
                 permit.go_on()
-                assert one._running == 2
-            assert one._running == 1
+                assert one.running == 2
+            assert one.running == 1
             permit.await_text()
             permit._release()
             permit.await_text()
@@ -79,7 +79,7 @@ def test_a_permit_is_lent_and_taken_back() -> None:
             stream.done()
             permit.await_text()
             permit.go_on()
-        assert one._running == 0
+        assert one.running == 0
         async with one.acquire():
             pass
 
