@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 LIMITS = {
-    "lines of src": 52_110,
+    "lines of src": 52_176,
     "lines of a file": 450,
     "lines of a class": 300,
     "methods of a class": 20,

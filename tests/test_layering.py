@@ -90,6 +90,8 @@ DYNAMIC = {
     ("models.voxcpm2.official", "import_module('transformers')"): "official code needs it first",
     ("models.voxcpm2.official", "import_module('voxcpm.model.voxcpm2')"): "official code",
     ("text.english.classes.__init__", "import_module(f'{__name__}.{name}')"): "the classes by their names, listed once",
+    ("profile.peers", "import_module('kokoro_onnx')"): "a speaker to compare with, if it is installed",
+    ("profile.peers", "import_module('piper')"): "a speaker to compare with, if it is installed",
     ("text.english.classes.units", "import_module('babel')"): "only an amount needs its names",
     ("text.english.numbers", "import_module('num2words')"): "it loads every language; only a number needs it",
     ("text.english.reader", "import_module('sonoro.text.english.classes')"): "their patterns take a tenth of a second",

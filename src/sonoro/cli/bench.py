@@ -86,6 +86,8 @@ def say(
     threads: Annotated[Any, numbers("threads", "counts of CPU threads, measured in turn")] = "1",
     repeats: Annotated[int, number("repeats", int, "readings of each arm, and cold starts")] = 5,
     model: common.Model = None,
+    kokoro: Annotated[Path | None, typer.Option(help="folder of kokoro-v1.0.onnx and voices-v1.0.bin")] = None,
+    piper: Annotated[Path | None, typer.Option(help="a voice of Piper, an .onnx file")] = None,
     out: _Out = None,
     commit: common.Commit = None,
 ) -> None:

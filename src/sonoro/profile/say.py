@@ -25,6 +25,7 @@ from sonoro.engine.engine import Engine
 from sonoro.models import registry
 from sonoro.models.base import LoadedModel
 
+from .peers import PEERS, time_peer
 from .report import Report
 
 ARMS = {"compiled": False, "torch": True}
@@ -53,6 +54,8 @@ class SayBench:
     threads: tuple[int, ...] = (1,)
     repeats: int = 5
     model: str | None = None
+    kokoro: Path | None = None
+    piper: Path | None = None
     out: Path | None = None
     commit: str | None = None
 
@@ -100,6 +103,13 @@ def run(
                 report.add({"arm": name, "threads": threads, **_summary(taken)})
     finally:
         torch.set_num_threads(before)
+    peers = {name: time_peer(name, getattr(bench, name), bench.text, bench.repeats) for name in PEERS}
+    for name, found in peers.items():
+        if isinstance(found, dict):
+            # They choose their threads themselves.
+            report.add({"arm": name, "threads": usable_cores(), **found})
+    report.note("skipped", skipped := {name: why for name, why in peers.items() if isinstance(why, str)})
+    print(f"skipped: {skipped}", flush=True)
     launches = {name: engine.runner.graphs.launches["frame"] for name, engine in engines.items()}
     report.note("frame_launches", launches)
     if is_cold_timed and given is None:
