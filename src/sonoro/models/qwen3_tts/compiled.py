@@ -33,8 +33,8 @@ from .state import FrameState, prefill
 logger = logging.getLogger(__name__)
 
 MOST_SLOTS = 64
-"""Larger batches run in torch. One core of an AMD EPYC, built-in voice, CPU ms a frame of 1, 4, 8, 16 and 24 slots:
-2.2, 8.3, 15.8, 31.5 and 46.3; in torch 31.6, 44.4, 53.6, 63.5 and 72.8."""
+"""Larger batches run in torch. One core of an AMD EPYC, built-in voice, CPU ms a frame of 1, 4, 16, 32 and 64 slots:
+2.4, 6.4, 22.5, 43.3 and 85.4; in torch 42, 58, 94, 112 and 182."""
 
 
 class CompiledTalker(PackedWeights):
