@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 LIMITS = {
-    "lines of src": 52_176,
+    "lines of src": 52_170,
+    "lines of core": 1_600,
+    "lines of engine": 4_070,
     "lines of a file": 450,
     "lines of a class": 300,
     "methods of a class": 20,
-    "lines of a function": 53,
+    "lines of a function": 50,
     "lines of a function, p90": 16,
     "lines of a kernel": 80,
     "modules in an import circle": 0,

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import importlib
+import inspect
 import json
 import signal
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import yaml
-from typer.models import OptionInfo
 
 from sonoro.cli import common
 from sonoro.cli.common import fields_of, flag, number
@@ -50,18 +51,33 @@ _VoicesFolder = Annotated[
 _PrintConfig = Annotated[bool, typer.Option("--print-config", help="print the resolved configuration as YAML and exit")]
 
 
-def _of(name: str) -> OptionInfo:
-    """The option of the field `name` of `ServerConfig`, explained there. None leaves the configuration's value."""
-    entry = ServerConfig.__dataclass_fields__[name]
-    help, kind = entry.metadata["help"], type(entry.default)
+def _option(entry: dataclasses.Field[Any]) -> inspect.Parameter:
+    """The option of the field `entry` of `ServerConfig`, explained there. None leaves the configuration's value."""
+    help, name = entry.metadata["help"], entry.metadata["flag"] or entry.name
+    kind: Any = type(entry.default)
     shown: dict[str, Any] = {"show_default": str(entry.default) if entry.default and kind is not bool else False}
     if kind in (int, float):
-        return number(name, kind, help, **shown)
-    if entry.metadata["flag"]:
-        return typer.Option(flag(entry.metadata["flag"]), help=f"{help}; may be repeated")
-    return typer.Option(flag(name), help=help, **shown)
+        option: Any = number(name, kind, help, **shown)
+    elif entry.metadata["flag"]:
+        option, kind = typer.Option(flag(name), help=f"{help}; may be repeated"), list[str]
+    else:
+        option = typer.Option(flag(name), help=help, **shown)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+    )
 
 
+def _with_server_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give `command` an option for each field of `ServerConfig`, in place of its `**server`."""
+    signature = inspect.signature(command, eval_str=True)
+    own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    parameters = [*own, *map(_option, dataclasses.fields(ServerConfig))]
+    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {one.name: one.annotation for one in parameters}
+    return command
+
+
+@_with_server_options
 def serve(  # noqa: PLR0917
     model: common.NamedModel = None,
     device: common.Device = "auto",
@@ -77,50 +93,16 @@ def serve(  # noqa: PLR0917
     is_ready_early: _ReadyEarly = None,
     voices_folder: _VoicesFolder = None,
     print_config: _PrintConfig = False,
-    host: Annotated[str | None, _of("host")] = None,
-    port: Annotated[int | None, _of("port")] = None,
-    front_processes: Annotated[int | None, _of("front_processes")] = None,
-    api_key: Annotated[list[str] | None, _of("api_keys")] = None,
-    admin_key: Annotated[list[str] | None, _of("admin_keys")] = None,
-    max_body_bytes: Annotated[int | None, _of("max_body_bytes")] = None,
-    max_total_body_bytes: Annotated[int | None, _of("max_total_body_bytes")] = None,
-    max_upload_bytes: Annotated[int | None, _of("max_upload_bytes")] = None,
-    max_characters: Annotated[int | None, _of("max_characters")] = None,
-    max_batch_characters: Annotated[int | None, _of("max_batch_characters")] = None,
-    max_answer_bytes: Annotated[int | None, _of("max_answer_bytes")] = None,
-    max_total_answer_bytes: Annotated[int | None, _of("max_total_answer_bytes")] = None,
-    max_concurrency: Annotated[int | None, _of("max_concurrency")] = None,
-    max_waiting: Annotated[int | None, _of("max_waiting")] = None,
-    max_sessions: Annotated[int | None, _of("max_sessions")] = None,
-    max_queue_wait_ms: Annotated[int | None, _of("max_queue_wait_ms")] = None,
-    head_timeout_s: Annotated[float | None, _of("head_timeout_s")] = None,
-    keep_alive_timeout_s: Annotated[int | None, _of("keep_alive_timeout_s")] = None,
-    body_timeout_s: Annotated[float | None, _of("body_timeout_s")] = None,
-    slow_reader_timeout_s: Annotated[float | None, _of("slow_reader_timeout_s")] = None,
-    session_idle_timeout_s: Annotated[float | None, _of("session_idle_timeout_s")] = None,
-    shutdown_timeout_s: Annotated[float | None, _of("shutdown_timeout_s")] = None,
-    max_restarts: Annotated[int | None, _of("max_restarts")] = None,
-    restart_window_s: Annotated[float | None, _of("restart_window_s")] = None,
-    model_alias: Annotated[list[str] | None, _of("model_aliases")] = None,
-    voice_alias: Annotated[list[str] | None, _of("voice_aliases")] = None,
-    dialects_off: Annotated[list[str] | None, _of("dialects_off")] = None,
-    cors_origin: Annotated[list[str] | None, _of("cors_origins")] = None,
-    allowed_host: Annotated[list[str] | None, _of("allowed_hosts")] = None,
-    allow_reference_urls: Annotated[bool | None, _of("allow_reference_urls")] = None,
-    log_format: Annotated[str | None, _of("log_format")] = None,
-    reference_folder: Annotated[str | None, _of("reference_folder")] = None,
-    lexicon: Annotated[list[str] | None, _of("lexicons")] = None,
-    lexicons_folder: Annotated[str | None, _of("lexicons_folder")] = None,
-    wyoming: Annotated[str | None, _of("wyoming")] = None,
-    wyoming_name: Annotated[str | None, _of("wyoming_name")] = None,
+    **server: Any,
 ) -> None:
-    _serve(model, dict(locals()))
+    given = dict(locals())
+    _serve(model, given | given.pop("server"))
 
 
 def _serve(model: str | None, given: Mapping[str, Any]) -> None:
     """Serve `model` with the options `given` to `serve`."""
     from sonoro.server.listening import listen, listen_locally, listen_often
-    from sonoro.transport.fleet import Fleet, device_list
+    from sonoro.transport.fleet import Fleet, check_devices, device_list
     from sonoro.transport.launch import Limits
     from sonoro.transport.messages import WorkerSettings
 
@@ -129,6 +111,7 @@ def _serve(model: str | None, given: Mapping[str, Any]) -> None:
         raise ConfigError("devices", devices, f"--device {device} is given too; leave one of them out")
     used = (device,) if devices is None else device_list(devices)
     engine, server = _configurations(given, len(used))
+    check_devices(engine, used)
     load = {"dtype": given["dtype"], "load_format": given["load_format"]}
     if given["print_config"]:
         show(_resolved({"model": model, "devices": list(used), **load}, engine, server).rstrip())

@@ -9,6 +9,7 @@ from collections.abc import Hashable, Sequence
 
 import msgspec
 
+from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError, EngineError
 from sonoro.core.types import Reference, SpeechRequest
 from sonoro.transport.client import EngineClient, EngineRequests, RequestStream, VoiceSource
@@ -39,8 +40,7 @@ class Fleet(Started):
         engines: Sequence[EngineRequests] = (),
     ) -> None:
         self.settings, config = msgspec.structs.replace(settings, device=",".join(devices)), settings.config
-        if len(devices) > 1 and config.codec_device:
-            raise ConfigError("codec_device", config.codec_device, f"one engine can have it, not {len(devices)}")
+        check_devices(config, devices)
         self.replicas: tuple[EngineRequests, ...] = tuple(engines) or tuple(
             EngineClient(msgspec.structs.replace(settings, device=device), limits) for device in devices
         )
@@ -164,6 +164,12 @@ class _VoiceHistory:
         self._voices.move_to_end(voice)
         if len(self._voices) > self._client.settings.config.max_voices:
             self._voices.popitem(last=False)
+
+
+def check_devices(config: EngineConfig, devices: Sequence[str]) -> None:
+    """Raises `ConfigError` if an engine of `config` cannot run on each of `devices`."""
+    if len(devices) > 1 and config.codec_device:
+        raise ConfigError("codec_device", config.codec_device, f"one engine can have it, not {len(devices)}")
 
 
 def device_list(text: str) -> tuple[str, ...]:

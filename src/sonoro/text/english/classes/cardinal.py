@@ -38,6 +38,21 @@ _IN_NUMBER = re.compile(r"[\w.,']$")
 _AFTER_DIGITS = re.compile(r"[\d.,]$")
 
 
+def _in_scales(text: str, at: int) -> Iterator[Candidate]:
+    """Numbers of thousands, millions and dozens."""
+    if found := _SHORT_SCALE.match(text, at):
+        yield pieces(
+            found, LIKELY, (decimal(found["number"]), "number"), (_SCALES[found["scale"].strip().lower()], "scale")
+        )
+    if (found := _SCALE_RANGE.match(text, at)) and not _IN_RANGE.search(before(text, at, 1)):
+        low = decimal(found["low"]) + (f" {_SCALES[found['scale1'].lower()]}" if found["scale1"] else "")
+        high = (decimal(found["number"]), "number"), (_SCALES[found["scale"].lower()], "scale")
+        yield pieces(found, SURE, (low, "low"), ("to", "to"), *high)
+    if found := _DOZENS.match(text, at):
+        said = "ten" if found["number"] == "10" else cardinal(found["number"]).removeprefix("one ")
+        yield whole(found, SURE, said + "s")
+
+
 def recognise(text: str, at: int) -> Iterator[Candidate]:
     if found := _SCIENTIFIC.match(text, at):
         sign, power = (found[2], found[3]) if found[3] else (found[4], found[5])
@@ -51,17 +66,7 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         yield whole(found, LIKELY, cardinal(re.sub(r"\D", "", found[0])))
     if (found := _COMMA.match(text, at)) and not _AFTER_DIGITS.search(before(text, at, 1)):
         yield whole(found, POSSIBLE, decimal(found[0].replace(",", ".")))
-    if found := _SHORT_SCALE.match(text, at):
-        yield pieces(
-            found, LIKELY, (decimal(found["number"]), "number"), (_SCALES[found["scale"].strip().lower()], "scale")
-        )
-    if (found := _SCALE_RANGE.match(text, at)) and not _IN_RANGE.search(before(text, at, 1)):
-        low = decimal(found["low"]) + (f" {_SCALES[found['scale1'].lower()]}" if found["scale1"] else "")
-        high = (decimal(found["number"]), "number"), (_SCALES[found["scale"].lower()], "scale")
-        yield pieces(found, SURE, (low, "low"), ("to", "to"), *high)
-    if found := _DOZENS.match(text, at):
-        said = "ten" if found["number"] == "10" else cardinal(found["number"]).removeprefix("one ")
-        yield whole(found, SURE, said + "s")
+    yield from _in_scales(text, at)
     if found := _CONTINENTAL.match(text, at):
         groups, _, decimals = found[0].partition(",")
         if decimals or groups.count(".") > 1:
