@@ -102,7 +102,7 @@ DYNAMIC = {
 
 CORE_THIRD_PARTY = {"numpy", "msgspec", "yaml"}
 WITHOUT_TORCH = {"core", "text", "audio", "words", "transport", "server", "scale", "bench"}
-MODEL_NAMES = re.compile(r"qwen|fish|voxcpm|talker", re.IGNORECASE)
+MODEL_NAMES = re.compile(r"qwen|fish|voxcpm|pocket|talker", re.IGNORECASE)
 FACES = {"api", "api_audio", "api_engine", "cli", "__init__", "__main__"}
 
 

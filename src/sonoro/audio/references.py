@@ -39,7 +39,7 @@ def check_duration(duration_s: float) -> None:
 
 def end_on_pause(samples: Samples, sample_rate: int) -> Samples:
     """`samples` [S] without silence at the end, faded out, and with a short pause after it: a model that is given
-    speech without an end goes on with it. Follows the rule of Pocket TTS."""
+    speech without an end goes on with it."""
     size = int(_FRAME_S * sample_rate)
     count = len(samples) // size
     if not count:
