@@ -17,6 +17,7 @@ from sonoro.transport.messages import (
     EncodeVoice,
     EndText,
     Fatal,
+    FrontEnded,
     LoadVoice,
     Pause,
     Ping,
@@ -71,6 +72,7 @@ TO_ENGINE = [
     EncodeVoice(3, REQUEST.references),
     LoadVoice("0af3", b"\x00\xff"),
     VoiceLost("0af3", ErrorFacts.of(UnknownVoice("voice", "anna", "it has just been deleted"))),
+    FrontEnded("front-1"),
     Shutdown(),
 ]
 FROM_ENGINE = [

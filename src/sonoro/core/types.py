@@ -304,7 +304,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
             if "cloned" in self.voice_modes:
                 raise InvalidReference("ref_audio", None, f"{self.name} speaks only as a reference recording; give one")
             return None
-        given = (request.voice or self.voices[0]).lower()
+        given = (self.voices[0] if request.voice is None else request.voice).lower()
         if (name := self.voice_aliases.get(given, given)) in self.voices:
             return name
         blend = find_voice(given, self.voices, self.voice_aliases, can_blend=True) if self.can_blend else None

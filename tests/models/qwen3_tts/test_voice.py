@@ -132,7 +132,7 @@ def test_a_recording_of_any_rate_is_resampled_for_both_encoders(
 def test_a_reference_of_a_wrong_length_is_refused(
     modules: Modules, configs: tuple[Path, Configs], duration_s: float, shown: str
 ) -> None:
-    with pytest.raises(InvalidReference, match=rf"ref_audio: '{shown}'.*at least 0\.5 s and at most 60 s"):
+    with pytest.raises(InvalidReference, match=rf"ref_audio: '?{shown}'?\b.*at least 0\.5 s and at most 60 s"):
         voice(modules, configs, reference_of(noise(duration_s, 8000), 8000))
 
 
@@ -255,7 +255,7 @@ def test_other_weights_or_dtypes_have_another_fingerprint(
 def test_a_model_that_cannot_clone_takes_no_embedding(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, variant="custom_voice")
     engine = Engine(registry.load(tmp_path, device="cpu").model, CONFIG)
-    with pytest.raises(InvalidRequest, match=r"speaker_embedding: '3 numbers' .* does not take any"):
+    with pytest.raises(InvalidRequest, match=r"speaker_embedding: 3 numbers; .* does not take any"):
         spoken(engine, speaker_embedding=(1.0, 2.0, 3.0))
     with pytest.raises(InvalidReference, match="cannot clone voices"):
         engine.encode_voice((TIMBRE,)).result(0)
