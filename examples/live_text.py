@@ -41,4 +41,7 @@ async def main(url: str, path: str) -> None:
 
 
 url, path = (*sys.argv[1:], *("http://127.0.0.1:8000", "live.wav")[len(sys.argv) - 1 :])
-asyncio.run(main(url, path))
+try:
+    asyncio.run(main(url, path))
+except ConnectionRefusedError:
+    sys.exit(f"there is no server at {url}; start one with: sonoro serve")

@@ -35,11 +35,20 @@ __all__ = ["sonoro"]
         ("Hello --out=a.wav", "say Hello --out=a.wav"),
         ("--voice edith Hello", "say --play --voice edith Hello"),
         ("voice over", "say --play voice over"),
+        ("help", "--help"),
+        ("version", "--version"),
     ],
 )
 def test_words_that_no_command_begins_are_spoken(given: str, meant: str) -> None:
     assert arranged(given.split()) == meant.split()
     assert arranged(meant.split()) == meant.split()
+
+
+def test_a_file_is_not_spoken_by_its_name(sonoro: Run) -> None:
+    Path("a chapter.txt").write_text("Once.")
+    code, out, err = sonoro("a chapter.txt")
+    assert (code, out) == (2, "")
+    assert "sonoro say --file 'a chapter.txt'" in err
 
 
 def test_every_command_is_known_by_name() -> None:
