@@ -192,7 +192,7 @@ if triton is not None:
         return value.to(dtype)
 
     @triton.jit
-    def epilogue_of(
+    def apply_epilogue(
         y, rows, batch, column, first, squares, bias, residual, plain, active, gain, offset, rate, scale, count,
         active_step, active_start,
         C_IN: tl.constexpr, C_OUT: tl.constexpr, PERIOD: tl.constexpr, FUNCTION: tl.constexpr,
@@ -281,12 +281,12 @@ if triton is not None:
                     extra_acc = tl.dot(a, b, extra_acc, input_precision="ieee")
             # Let the next kernel launch only now: while it waits, its programs take room on the multiprocessors.
             pdl_launch_dependents(ENABLE_PDL)
-            epilogue_of(
+            apply_epilogue(
                 acc, rows, batch, column, first, squares, bias, residual, plain, active, gain, offset, rate, scale,
                 count, active_step, active_start, C_IN, C_OUT, PERIOD, FUNCTION, NORM_EPS, BLOCK_N,
             )  # fmt: skip
             if EXTRA_N > 0:
-                epilogue_of(
+                apply_epilogue(
                     extra_acc, rows, batch, column, first + BLOCK_N, squares, bias, residual, plain, active, gain,
                     offset, rate, scale, count, active_step, active_start, C_IN, C_OUT, PERIOD, FUNCTION,
                     NORM_EPS, EXTRA_N,

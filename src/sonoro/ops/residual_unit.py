@@ -1,8 +1,8 @@
 """A residual unit of a codec as one launch: a dilated convolution, Snake, a pointwise convolution, and its epilogue.
 
 What lies between the two convolutions stays in registers, which saves writing and reading it. That pays where there are
-few channels and many columns, as memory then limits the unit: see `unit_tile`. The knowledge of left contexts and
-epilogues is that of `ops.conv`."""
+few channels and many columns, as memory then limits the unit: see `unit_tile`. Left contexts and epilogues
+are those of `ops.conv`."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from .norm import pdl_options
 from .optional import tl, triton
 
 if triton is not None:
-    from .conv import copy_contexts, epilogue_of, saturate_to, snake_beta
+    from .conv import apply_epilogue, copy_contexts, saturate_to, snake_beta
     from .norm import pdl_launch_dependents, pdl_wait
 
 MIN_ROWS = 65536
@@ -115,13 +115,13 @@ if triton is not None:
             main_w_ptrs, extra_w_ptrs = pointwise + main[:, None] * C, pointwise + extra[:, None] * C
             out = tl.dot(y, tl.trans(tl.load(main_w_ptrs + main[None, :])), input_precision="ieee")
             out = tl.dot(extra_y, tl.trans(tl.load(main_w_ptrs + extra[None, :])), out, input_precision="ieee")
-            epilogue_of(
+            apply_epilogue(
                 out, rows, batch, column, 0, squares, pointwise_bias, residual, plain, active, gain, offset, next_rate,
                 next_scale, count, active_step, active_start, C, C, C, "none", None, BLOCK_N,
             )  # fmt: skip
             out = tl.dot(y, tl.trans(tl.load(extra_w_ptrs + main[None, :])), input_precision="ieee")
             out = tl.dot(extra_y, tl.trans(tl.load(extra_w_ptrs + extra[None, :])), out, input_precision="ieee")
-            epilogue_of(
+            apply_epilogue(
                 out, rows, batch, column, BLOCK_N, squares, pointwise_bias, residual, plain, active, gain, offset,
                 next_rate, next_scale, count, active_step, active_start, C, C, C, "none", None, EXTRA_N,
             )  # fmt: skip
