@@ -1,7 +1,7 @@
 """Counters that the processes of one server share: a row for each process, a column for each name.
 
-A process changes only its own row, except under `lock`; so what a process held is known, and is cleared, when it has
-died. Sums over all rows are exact under the lock. A server of one process has a table of one row, in its own memory."""
+A row has what its process holds; so that is known, and is cleared, when the process has died. Counts are exact, as
+`add` takes the lock. A server of one process has a table of one row, in its own memory."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ class Table:
     def __init__(self, columns: Sequence[str], fronts: int = 1, front: int = 0, folder: Path | None = None) -> None:
         self._columns = {name: number for number, name in enumerate(columns)}
         self.fronts, self.front, self._width = fronts, front, len(columns)
-        self._folder, self._lock_file = folder, -1
+        self._folder, self._lock_file, self._is_locked = folder, -1, False
         self._poked: socket.socket | None = None
         length = _BYTES * fronts * self._width
         if folder is None:
@@ -38,14 +38,16 @@ class Table:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """A block that no other process runs at the same time. The system ends it with its process. Not for nesting."""
-        if self._lock_file < 0:
+        """A block that no other process runs at the same time. The system ends it with its process. May be nested."""
+        if self._lock_file < 0 or self._is_locked:
             yield
             return
         fcntl.flock(self._lock_file, fcntl.LOCK_EX)
+        self._is_locked = True
         try:
             yield
         finally:
+            self._is_locked = False
             fcntl.flock(self._lock_file, fcntl.LOCK_UN)
 
     def get(self, name: str, front: int | None = None) -> int:
@@ -56,8 +58,10 @@ class Table:
         self._cells[(self.front if front is None else front) * self._width + self._columns[name]] = value
 
     def add(self, name: str, count: int, front: int | None = None) -> None:
+        """Add to the number of a front, by default this process's. Takes the lock: another front may change it too."""
         at = (self.front if front is None else front) * self._width + self._columns[name]
-        self._cells[at] += count
+        with self.lock():
+            self._cells[at] += count
 
     def total(self, name: str) -> int:
         """The sum over all fronts."""
