@@ -3,12 +3,15 @@
 import asyncio
 from pathlib import Path
 
+import zmq
 from processes import GUARD_S
 from sine_engines import Peer
 
 from sonoro.core.types import AudioChunk, SpeechRequest
-from sonoro.transport.channel import WorkerLink
-from sonoro.transport.messages import Cancel, Submit
+from sonoro.transport.channel import MessageSocket, WorkerLink, fronts_endpoint
+from sonoro.transport.messages import Cancel, FrontEnded, Submit, ToEngine
+from sonoro.transport.process import encode_to_engine
+from sonoro.transport.shared_link import SharedWorkerLink
 
 
 def test_messages_arrive_in_order_both_ways() -> None:
@@ -61,3 +64,32 @@ def test_sending_to_nobody_neither_waits_nor_raises() -> None:
         worker.close()
 
     asyncio.run(asyncio.wait_for(send(), GUARD_S))
+
+
+def test_what_a_front_had_sent_before_it_ended_is_dropped() -> None:
+    """The parent's word of its end may be read before its last messages, which nobody would cancel."""
+
+    async def end() -> None:
+        parent = Peer()
+        worker = SharedWorkerLink(parent.endpoint)
+        fronts = {name: MessageSocket(zmq.DEALER, name) for name in ("gone", "other")}
+        try:
+            for name, front in fronts.items():
+                front.connect(fronts_endpoint(parent.endpoint))
+                front.send(encode_to_engine(Submit(SpeechRequest(id=name, text="Hi"))))
+            got: list[ToEngine] = []
+            while len(got) < 2:
+                got += worker.receive(GUARD_S)
+            parent.send(FrontEnded("gone"))
+            assert worker.receive(GUARD_S) == [Cancel("gone")]
+            fronts["gone"].send(encode_to_engine(Submit(SpeechRequest(id="late", text="Hi"))))
+            assert worker.receive(GUARD_S) == []
+            fronts["other"].send(encode_to_engine(Cancel("other")))
+            assert worker.receive(GUARD_S) == [Cancel("other")]
+        finally:
+            for front in fronts.values():
+                front.close()
+            worker.close()
+            parent.close()
+
+    asyncio.run(asyncio.wait_for(end(), 2 * GUARD_S))

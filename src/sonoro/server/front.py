@@ -17,7 +17,7 @@ from sonoro.core.errors import SonoroError
 from sonoro.core.logs import configure_logging
 from sonoro.server.app import serve
 from sonoro.server.config import ServerConfig
-from sonoro.server.shared import BEAT, ENDED, FrontFacts, Shared, front_name
+from sonoro.server.shared import BEAT, ENDED, FrontFacts, Shared
 from sonoro.transport.front_link import FrontFleet
 from sonoro.transport.launch import Limits
 
@@ -40,9 +40,8 @@ async def _serve() -> None:
     facts = msgspec.json.decode(await told.readline(), type=FrontFacts)
     config = ServerConfig.from_mapping(facts.config)
     shared = Shared.of(config, len(facts.devices), facts.count, facts.number, Path(facts.folder))
-    name = front_name(facts.number, os.getpid())
     limits = Limits.from_mapping(facts.limits)
-    fleet = FrontFleet(facts.settings, facts.devices, limits, name, shared.table)
+    fleet = FrontFleet(facts.settings, facts.devices, limits, facts.name, shared.table)
     await fleet.tell(await told.readline())
     work = [asyncio.create_task(_listen(fleet, told)), asyncio.create_task(_beat(shared))]
     sockets = (socket.socket(fileno=listener) for listener in facts.listeners)

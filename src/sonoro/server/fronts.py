@@ -6,6 +6,7 @@ front that dies loses its own connections alone: new ones wait at its socket for
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import logging
 import shutil
 import signal
@@ -23,7 +24,7 @@ from sonoro.core.config import EngineConfig, with_metrics_folder
 from sonoro.core.errors import EngineClosed, EngineError
 from sonoro.server.config import ServerConfig
 from sonoro.server.metrics import forget_process
-from sonoro.server.shared import BEAT, ENDED, FrontFacts, columns, front_name
+from sonoro.server.shared import BEAT, ENDED, FrontFacts, columns
 from sonoro.transport import messages
 from sonoro.transport.front_link import EngineNews
 from sonoro.transport.launch import Limits
@@ -77,6 +78,7 @@ class Fronts:
         self._table = Table(names, len(listeners), 0, self._folder)
         (self._folder / "metrics").mkdir()
         self._running: dict[int, Process] = {}
+        self._starts = itertools.count()
         self._is_ending, self._ended = False, asyncio.Event()
 
     async def run(self) -> None:
@@ -124,21 +126,22 @@ class Fronts:
         """Keep front `number` running."""
         while not self._is_ending:
             began_s = time.monotonic()
-            process = self._running[number] = await self._start(number)
+            name = f"front-{number}-{next(self._starts)}"
+            process = self._running[number] = await self._start(number, name)
             code = await process.wait()
-            self._clean(number, process.pid)
+            self._clean(number, name, process.pid)
             if self._is_ending:
                 return
             if code != ENDED:
                 logger.error("event=front_ended front=%d code=%s", number, code)
             await asyncio.sleep(max(0.0, began_s + _AGAIN_S - time.monotonic()))
 
-    async def _start(self, number: int) -> Process:
+    async def _start(self, number: int, name: str) -> Process:
         own = tuple(sock.fileno() for sock in self._listeners[number])
         config = {**self._config.values, "wyoming": self._config.wyoming if number == 0 else ""}
         limits = {entry.name: getattr(self._limits, entry.name) for entry in dataclasses.fields(self._limits)}
-        counts = number, len(self._listeners), own, str(self._folder)
-        facts = FrontFacts(*counts, config, self._settings, self._devices, limits)
+        numbers = number, len(self._listeners), own, str(self._folder)
+        facts = FrontFacts(name, *numbers, config, self._settings, self._devices, limits)
         # A session of its own: an interrupt at the terminal reaches the parent alone.
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "sonoro.server.front"),
@@ -151,13 +154,13 @@ class Fronts:
         self._say(process, self._news())
         return process
 
-    def _clean(self, number: int, pid: int) -> None:
+    def _clean(self, number: int, name: str, pid: int) -> None:
         """Take back what a front that has ended held."""
         self._running.pop(number, None)
         self._table.clear(number)
         forget_process(pid, self._folder / "metrics")
         for engine in self._engines:
-            engine.forget(front_name(number, pid))
+            engine.forget(name)
         for each in range(len(self._listeners)):
             self._table.wake(each)
 

@@ -51,8 +51,10 @@ class Shared:
 
 
 class FrontFacts(msgspec.Struct, frozen=True):
-    """What a front is told when it starts: which one it is, of how many; its listening sockets; and the server's."""
+    """What a front is told when it starts: the `name`, no other's ever, by which engines know it; which one it is, of
+    how many; its listening sockets; and the server's."""
 
+    name: str
     number: int
     count: int
     listeners: tuple[int, ...]
@@ -61,8 +63,3 @@ class FrontFacts(msgspec.Struct, frozen=True):
     settings: WorkerSettings
     devices: tuple[str, ...]
     limits: dict[str, object]
-
-
-def front_name(number: int, pid: int) -> str:
-    """The name of a front process, by which engines know it."""
-    return f"front-{number}-{pid}"

@@ -40,6 +40,7 @@ class SharedWorkerLink(WorkerLink):
             self._poller.register(link, zmq.POLLIN)
         self._owners: dict[str, bytes] = {}
         self._known: set[bytes] = set()
+        self._ended: set[bytes] = set()
         self._asked: deque[bytes] = deque()
         self._numbers = itertools.count()
         self._encoding: dict[int, tuple[bytes, int]] = {}
@@ -85,6 +86,8 @@ class SharedWorkerLink(WorkerLink):
             self._fronts.send_multipart([front, encode_from_engine(theirs)], zmq.NOBLOCK)
 
     def _of_front(self, front: bytes, message: ToEngine) -> list[ToEngine]:
+        if front in self._ended:
+            return []
         self._known.add(front)
         if isinstance(message, Submit):
             self._owners[message.request.id] = front
@@ -97,11 +100,12 @@ class SharedWorkerLink(WorkerLink):
         return [message]
 
     def _of_parent(self, message: ToEngine) -> list[ToEngine]:
-        """Cancel the requests of a front that has ended: nobody hears them."""
+        """Cancel the requests of a front that has ended: nobody hears them, nor those of it that come later."""
         if not isinstance(message, FrontEnded):
             return [message]
         front = message.front.encode()
         self._known.discard(front)
+        self._ended.add(front)
         lost = [name for name, owner in self._owners.items() if owner == front]
         for name in lost:
             del self._owners[name]
