@@ -2,26 +2,24 @@
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
-
-from torch import Tensor
+from collections.abc import Mapping, Sequence
 
 from sonoro.core.errors import InvalidRequest
 from sonoro.core.options import OptionValue
 from sonoro.core.types import ModelSpec, Reference, SamplingParams, SpeechRequest, TextFormat
-from sonoro.models.base import Capacity, Codec, SavedVoice, Spoken, Voice
+from sonoro.models.base import Codec, SavedVoice, Spoken, Voice
 from sonoro.models.settings import CONTROL_TOKENS
 from sonoro.models.shared.loading import Family
-from sonoro.models.shared.slots import DepthState, ReadsText, RowPrompt, admit_staged, clear_slots
+from sonoro.models.shared.slots import RowPrompt, SpeaksFrames, admit_staged, clear_slots
 from sonoro.nn.tokenizer import TextTokenizer
 from sonoro.nn.weights import fingerprint
 from sonoro.runtime.sampling import Controls
 from sonoro.text.splitting import SpokenText
 
 from . import frame, voice, weights
+from . import state as by_slot
 from .config import RELEASED, ModelConfig, decoder_config, model_config
 from .prompt import PHONEME_TOKENS, ConversationBuilder, split_turns, stand_in
-from .state import allocate, prefill, stage
 from .weights import FishModules
 
 _MAX_FRAMES = 2048
@@ -29,22 +27,23 @@ _SAMPLING = SamplingParams(temperature=0.8, top_k=30, top_p=0.8, repetition_pena
 """The official server's sampling defaults. It accepts a repetition penalty and ignores it."""
 
 
-class FishS2(ReadsText):
+class FishS2(SpeaksFrames):
     """Slow AR, fast AR and codec behind the protocols of `models.base`. Holds no per-request state."""
 
     def __init__(self, name: str, config: ModelConfig, modules: FishModules, tokenizer: TextTokenizer) -> None:
         self.spec = spec_of(name, config)
         self.codec: Codec = modules.codec
         self._modules, self.backbone = modules, modules.lm.slow
-        self._conversations = ConversationBuilder(config, tokenizer)
+        self._prompts = ConversationBuilder(config, tokenizer)
         self.position_bytes = self.backbone.config.position_bytes(modules.lm.head.weight.dtype)
 
+    frames, states = frame, by_slot
     settings = (CONTROL_TOKENS,)
-    reset, stage, admit = staticmethod(clear_slots), staticmethod(stage), staticmethod(admit_staged)
+    reset, stage, admit = staticmethod(clear_slots), staticmethod(by_slot.stage), staticmethod(admit_staged)
     save_voice = staticmethod(voice.save_voice)
 
     def configure(self, values: Mapping[str, OptionValue]) -> None:
-        self._conversations.read_control_tokens(is_on=bool(values[CONTROL_TOKENS.name]))
+        self._prompts.read_control_tokens(is_on=bool(values[CONTROL_TOKENS.name]))
 
     def segments(self, text: str, language: str, text_format: TextFormat = "auto") -> list[SpokenText]:
         """`text` as one segment, or a few speaker turns per segment."""
@@ -57,10 +56,7 @@ class FishS2(ReadsText):
         penalty = request.sampling.repetition_penalty
         if penalty != 1.0:
             raise InvalidRequest("repetition_penalty", penalty, f"{self.spec.name} does not support it: leave it out")
-        return self._conversations.build(segment, Controls.of(request, index), before, voice)
-
-    def token_spans(self, text: str) -> list[tuple[int, int]]:
-        return self._conversations.token_spans(text)
+        return self._prompts.build(segment, Controls.of(request, index), before, voice)
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -68,26 +64,11 @@ class FishS2(ReadsText):
 
     def encode_voice(self, references: Sequence[Reference]) -> Voice:
         for reference in references:
-            self._conversations.check_transcript(reference.text or "")
+            self._prompts.check_transcript(reference.text or "")
         return voice.encode_voice(references, self._modules.codec, self._modules.lm.device)
 
     def load_voice(self, saved: SavedVoice) -> Voice:
         return voice.load_voice(self._modules.lm.codebooks, self._modules.lm.codes, saved)
-
-    def allocate(self, capacity: Capacity) -> DepthState:
-        return allocate(self._modules.lm, capacity, self.word_heads)
-
-    def prefill(self, state: DepthState, tokens: Tensor) -> None:
-        prefill(self._modules.lm, state, tokens)
-
-    def frame(self, state: DepthState, slots: Tensor, record: list[Tensor] | None = None) -> None:
-        frame.frame(self._modules.lm, state, slots, record)
-
-    def check_kernels(self, state: DepthState, batch: int) -> None:
-        frame.check_kernels(self._modules.lm, state, batch)
-
-    def parts(self, state: DepthState) -> dict[str, Callable[[Tensor], object]]:
-        return frame.parts(self._modules.lm, state)
 
     def frame_bytes(self, batch: int, context: int) -> int:
         # The slow AR and its head are read once, the fast AR's layers once per codebook.

@@ -4,12 +4,10 @@ import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from torch import Tensor
-
 from sonoro.core.errors import InvalidRequest
 from sonoro.core.options import OptionSpec, OptionValue
 from sonoro.core.types import ModelSpec, Reference, SamplingParams, SpeechRequest, TextFormat
-from sonoro.models.base import Capacity, Codec, SavedVoice, Spoken, Voice
+from sonoro.models.base import Codec, SavedVoice, Spoken, Voice
 from sonoro.models.settings import CONTROL_TOKENS
 from sonoro.models.shared.loading import Family
 from sonoro.models.shared.model_files import MODEL_FILES
@@ -50,7 +48,7 @@ class PocketTTS(SpeaksFrames):
         self._files = {file: voice.checked(config, file, stored.read_all(file)) for file in files}
         self._own: dict[str, PocketVoice] = {}
 
-    frames = frame
+    frames, states = frame, by_slot
     settings = (CONTROL_TOKENS, _STEPS)
     reset, stage, admit = staticmethod(by_slot.reset), staticmethod(by_slot.stage), staticmethod(by_slot.admit)
     save_voice = staticmethod(voice.save_voice)
@@ -93,12 +91,6 @@ class PocketTTS(SpeaksFrames):
         config, codec = self._config, self._config.mimi
         sizes = (config.backbone, config.flow_lm.flow, codec.seanet, codec.transformer, *codec.decoding)
         return fingerprint(repr(sizes), self._modules.lm, self._modules.codec)
-
-    def allocate(self, capacity: Capacity) -> FrameState:
-        return by_slot.allocate(self._modules.lm, capacity, self.word_heads)
-
-    def prefill(self, state: FrameState, tokens: Tensor) -> None:
-        by_slot.prefill(self._modules.lm, state, tokens)
 
     def compiled_steps(self, state: FrameState) -> CompiledFrame | None:
         """`CompiledModel.compiled_steps`; None on a GPU, and for layouts and dtypes that the compiled code lacks."""

@@ -389,12 +389,20 @@ class ReadsText:
 
 
 class SpeaksFrames(ReadsText):
-    """What a `SpeechModel` has `frames` for, the module of its decode step, whose functions take its language model."""
+    """What a `SpeechModel` has `frames` and `states` for, the modules of its decode step and of its state, whose
+    functions take its language model."""
 
     frames: Any
+    states: Any
     position_bytes: int
     _modules: Any
     _prompts: Any
+
+    def allocate(self, capacity: Capacity) -> Any:
+        return self.states.allocate(self._modules.lm, capacity, self.word_heads)
+
+    def prefill(self, state: Any, tokens: Tensor) -> None:
+        self.states.prefill(self._modules.lm, state, tokens)
 
     def frame(self, state: Any, slots: Tensor, record: list[Tensor] | None = None) -> None:
         self.frames.frame(self._modules.lm, state, slots, record)

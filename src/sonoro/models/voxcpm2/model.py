@@ -12,7 +12,7 @@ from torch import Tensor
 from sonoro.core.errors import InvalidRequest
 from sonoro.core.options import OptionSpec, OptionValue
 from sonoro.core.types import ModelSpec, Reference, SamplingParams, SpeechRequest, TextFormat
-from sonoro.models.base import Capacity, Codec, SavedVoice, Spoken, Voice
+from sonoro.models.base import Codec, SavedVoice, Spoken, Voice
 from sonoro.models.settings import CONTROL_TOKENS
 from sonoro.models.shared.loading import Family
 from sonoro.models.shared.slots import RowPrompt, SpeaksFrames
@@ -26,7 +26,7 @@ from . import state as by_slot
 from .config import RELEASED, ModelConfig, lm_config, read
 from .flow import FEWEST_STEPS, MOST_STEPS, OFFICIAL_STEPS
 from .prompt import PromptBuilder, stand_in
-from .state import FrameState, allocate, prefill
+from .state import FrameState
 from .weights import VoxModules
 
 _MAX_FRAMES = 4096
@@ -72,7 +72,7 @@ class VoxCPM2(SpeaksFrames):
         self._prompts = PromptBuilder(config, tokenizer)
         self._config, self._priming = config, _PRIMING.default
 
-    frames = frame
+    frames, states = frame, by_slot
     settings = (CONTROL_TOKENS, _MOST_STEPS, _PRIMING)
     reset, stage, admit = staticmethod(by_slot.reset), staticmethod(by_slot.stage), staticmethod(by_slot.admit)
     is_text_alone, save_voice = staticmethod(by_slot.is_text_alone), staticmethod(voice.save_voice)
@@ -119,14 +119,8 @@ class VoxCPM2(SpeaksFrames):
         primed = "" if self._priming == _PRIMING.default else f" {self._priming}"
         return fingerprint(repr(self._modules.lm.config) + primed, self._modules.lm, self._modules.codec)
 
-    def allocate(self, capacity: Capacity) -> FrameState:
-        return allocate(self._modules.lm, capacity, self.word_heads)
-
-    def prefill(self, state: FrameState, tokens: Tensor) -> None:
-        prefill(self._modules.lm, state, tokens)
-
     def prefill_text(self, state: FrameState, tokens: Tensor) -> None:
-        prefill(self._modules.lm, state, tokens, is_text_alone=True)
+        by_slot.prefill(self._modules.lm, state, tokens, is_text_alone=True)
 
 
 def spec_of(name: str, config: ModelConfig) -> ModelSpec:
