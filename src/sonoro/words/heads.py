@@ -29,7 +29,7 @@ class WordHeads(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """The distinct watched heads (layer, head), ascending."""
         if self.candidates:
             return self.candidates
-        return tuple(sorted({(one.layer, one.head) for one in self._pointings}))
+        return tuple(sorted({place for one in self._pointings for place in one.places}))
 
     @property
     def have_limits(self) -> bool:

@@ -55,7 +55,9 @@ class RequestWords:
         """Attention with its frame number, and PCM16, in order of arrival."""
         self._is_deferred = False
         self._segment: Segment | None = None
-        self._tokens = self._known = self._column = self._columns = 0
+        self._rows: list[int] = []
+        """Of the pointing's heads, in the attention."""
+        self._tokens = self._known = self._columns = 0
         self._timed_before = self._reported = 0
         self._start = self._end = 0
         """Where the segment starts and ends in the text."""
@@ -74,7 +76,7 @@ class RequestWords:
         if pointing is None:
             return
         places = self._model.word_heads.places
-        self._pointing, self._column = pointing, places.index((pointing.layer, pointing.head))
+        self._pointing, self._rows = pointing, [places.index(place) for place in pointing.places]
         self._clock = SegmentClock(pointing, self._spec.frame_s, self._spec.sample_rate, begins_s)
         self._columns, self._known, self._is_deferred = 0, -1, segment.ids is None
         self._tokens = _MOST_TOKENS * len(segment.text)
@@ -101,7 +103,10 @@ class RequestWords:
     def add_attention(self, attention: npt.NDArray[np.float32], frames: int) -> None:
         """Take the attention [H, W] of the segment's frame number `frames` (from 1) to its first W text positions."""
         if self._clock is not None:
-            self._keep((attention[self._column].copy(), frames))
+            # The mean of one row would take ten times as long as its copy.
+            first, *beside = self._rows
+            shares = attention[self._rows].mean(axis=0) if beside else attention[first].copy()
+            self._keep((shares, frames))
 
     def _keep(self, one: tuple[npt.NDArray[np.float32], int] | bytes) -> None:
         """Keep attention or audio; pass all that is kept to the clock now, unless deferred to the first audio."""

@@ -82,13 +82,14 @@ class Trouble(NamedTuple):
 class Pointing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a head of a checkpoint points at the text, in one prompt layout.
 
-    `layer` and `head` count from 0. The sound of token i begins `offset_s` after the attention is `shift` tokens past
-    the token's start (less within the first `ramp` tokens of text fed per frame); the first word begins `onset_s` after
-    the first loud sample. `is_measured`: against an aligner, otherwise estimated. Without `limits` nothing counts as a
-    fault."""
+    `layer` and `head` count from 0; `beside` are further heads (layer, head), whose weights are averaged with its own.
+    The sound of token i begins `offset_s` after the attention is `shift` tokens past the token's start (less within the
+    first `ramp` tokens of text fed per frame); the first word begins `onset_s` after the first loud sample.
+    `is_measured`: against an aligner, otherwise estimated. Without `limits` nothing counts as a fault."""
 
     layer: int
     head: int
+    beside: tuple[tuple[int, int], ...] = ()
     shift: float = 0.0
     ramp: float = 0.0
     offset_s: float = 0.0
@@ -96,6 +97,11 @@ class Pointing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     lookahead: int = 0
     is_measured: bool = False
     limits: Limits | None = None
+
+    @property
+    def places(self) -> tuple[tuple[int, int], ...]:
+        """All of its heads (layer, head)."""
+        return (self.layer, self.head), *self.beside
 
     def position(self, token: float) -> float:
         """Position of the attention when the sound of `token` begins."""

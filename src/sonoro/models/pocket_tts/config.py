@@ -16,25 +16,14 @@ from sonoro.core.errors import CheckpointError
 from sonoro.nn.configs import converted, yaml_values
 from sonoro.nn.transformer import DecoderConfig
 from sonoro.nn.window import WindowConfig
+from sonoro.words.heads import WordHeads
 
 CONFIG_FILES = ("config.yaml", "model.yaml")
 """Where a folder may have its configuration."""
 
 HUB = "kyutai/pocket-tts"
 PREFIX = "pocket-"
-MOST_POSITIONS = 16384
-"""The model has no limit of positions, but was trained on single sentences."""
-
-_DEFAULT_VOICES = {
-    "english": "alba",
-    "french": "estelle",
-    "german": "juergen",
-    "spanish": "lola",
-    "italian": "giovanni",
-    "portuguese": "rafael",
-    "dutch": "daan",
-}
-"""By language, the voice that the official package takes."""
+MOST_POSITIONS = 16384  # The model has no limit, but was trained on single sentences.
 
 Size = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -184,10 +173,12 @@ class YamlConfig(_Strict, frozen=True, kw_only=True):
 
 
 class ModelConfig(YamlConfig, frozen=True, kw_only=True):
-    """A checkpoint: its configuration, the language that it speaks, and files of voices by name (None: a stand-in)."""
+    """A checkpoint: its configuration, the language that it speaks, files of voices by name (None: a stand-in), and the
+    heads that follow the text, as published for a release."""
 
     language: str = "auto"
     voices: dict[str, Path | None] = {}
+    word_heads: WordHeads = WordHeads()
 
     @property
     def latents(self) -> int:
@@ -215,17 +206,16 @@ def read(source: Path | str) -> ModelConfig:
     name. Raises `CheckpointError` naming the key."""
     if isinstance(source, str):
         name = source.removeprefix(PREFIX)
-        language = _language(name)
-        return _built(_released()[name], source, language, {_DEFAULT_VOICES[language]: None})
+        return _of_release(name, source, {_tables()["voices"][_language(name)]: None})
     states = [*sorted(source.glob("embeddings*/*.safetensors")), *sorted(source.glob("voice*.safetensors"))]
     voices: dict[str, Path | None] = {path.stem.lower(): path for path in states}
     name, found = source.resolve().name, configuration_file(source)
     if found is not None:
-        return _built(yaml_values(found), str(found), _language(name), voices)
+        return _built(yaml_values(found), str(found), name, voices)
     if name not in _released():
         reason = f"it has no {CONFIG_FILES[0]}, and is named like none of {', '.join(_released())}"
         raise CheckpointError(f"{source} cannot be read as Pocket TTS: {reason}")
-    return _built(_released()[name], str(source), _language(name), voices)
+    return _of_release(name, str(source), voices)
 
 
 def configuration_file(folder: Path) -> Path | None:
@@ -234,9 +224,14 @@ def configuration_file(folder: Path) -> Path | None:
 
 
 @functools.cache
+def _tables() -> Any:
+    return yaml.safe_load((resources.files(__package__) / "configs" / "released.yaml").read_text("utf-8"))
+
+
+@functools.cache
 def _released() -> dict[str, Any]:
     """The configurations of all releases: their parts, merged."""
-    table = yaml.safe_load((resources.files(__package__) / "configs" / "released.yaml").read_text("utf-8"))
+    table = _tables()
     return {
         name: table["sizes"][size] | table["texts"][text] | {key: value for part in more for key, value in part.items()}
         for name, (size, text, *more) in table["releases"].items()
@@ -250,17 +245,22 @@ RELEASED = {PREFIX + name: f"{HUB}/languages/{name}" for name in _released()}
 def _language(name: str) -> str:
     """The language of a checkpoint by its name; "auto" if that tells none."""
     language = re.split(r"[_\W]", name)[0].lower()
-    return language if language in _DEFAULT_VOICES else "auto"
+    return language if language in _tables()["voices"] else "auto"
 
 
-def _built(values: Any, where: str, language: str, voices: dict[str, Path | None]) -> ModelConfig:
-    """`values` as a configuration, checked. Raises `CheckpointError`, which begins with `where`."""
+def _of_release(name: str, where: str, voices: dict[str, Path | None]) -> ModelConfig:
+    heads = msgspec.convert({"text_first": _tables()["word_heads"].get(name)}, WordHeads)
+    return msgspec.structs.replace(_built(_released()[name], where, name, voices), word_heads=heads)
+
+
+def _built(values: Any, where: str, name: str, voices: dict[str, Path | None]) -> ModelConfig:
+    """`values` as the configuration `name`, checked. Raises `CheckpointError`, which begins with `where`."""
     given = converted(YamlConfig, values, where)
     own = {name: getattr(given, name) for name in given.__struct_fields__}
-    config = ModelConfig(**own, language=language, voices=voices)
-    for name, value, only in _expected(config):
+    config = ModelConfig(**own, language=_language(name), voices=voices)
+    for key, value, only in _expected(config):
         if value != only:
-            raise CheckpointError(f"{where}: {name} is {value}; it must be {only}")
+            raise CheckpointError(f"{where}: {key} is {value}; it must be {only}")
     return config
 
 

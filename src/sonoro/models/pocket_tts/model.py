@@ -44,6 +44,7 @@ class PocketTTS(SpeaksFrames):
         self.codec: Codec = modules.codec
         self._config, self._modules, self.backbone = config, modules, modules.lm.transformer
         self._prompts = PromptBuilder(config, tokenizer)
+        self.word_heads = config.word_heads
         files = (file for file in config.voices.values() if file is not None)
         self._files = {file: voice.checked(config, file, stored.read_all(file)) for file in files}
         self._own: dict[str, PocketVoice] = {}

@@ -14,7 +14,7 @@ from sonoro.nn.weights import DummyRule, Fusion
 
 from .backbone import FlowLM
 from .codec import PocketCodec
-from .config import CONFIG_FILES, HUB, RELEASED, CodecConfig, YamlConfig, read
+from .config import CONFIG_FILES, HUB, RELEASED, YamlConfig, read
 from .prompt import find_tokenizer, tokenizer_file
 
 _LM, _CODEC = "flow_lm.", "mimi."
@@ -55,10 +55,6 @@ def _layer_names(prefix: str) -> tuple[Fusion, ...]:
     return tuple(Fusion(prefix, ours, {theirs: 1}) for ours, theirs in _LAYER.items())
 
 
-def _sift(tensors: dict[str, Tensor], config: CodecConfig, where: Path) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in tensors.items() if name.startswith(_CODEC)}
-
-
 def _arrange(codec: PocketCodec, name: str, value: Tensor) -> Tensor:
     """`value` with half-split rotary pairs; the files have interleaved ones."""
     if not name.endswith("qkv_proj.weight"):
@@ -78,7 +74,7 @@ _CODEC_FILE = CodecFile(
         DummyRule(r"^decoder\.model\.11\.conv\.weight$", gain=0.1),
     ),
     renames=_RENAMES,
-    sift=_sift,
+    sift=lambda tensors, config, where: {name: one for name, one in tensors.items() if name.startswith(_CODEC)},
     fusions=lambda config: (*_layer_names("decoder.layers."), *_layer_names("encoder.layers.")),
     arrange=_arrange,
 )

@@ -80,9 +80,9 @@ class Family:
         return LoadedModel(model, device, dtype, parameters, quantization=quantization)
 
     def _model(self, name: str, config: Any, modules: Any, tokenizer: Any, folder: Path | None) -> Any:
-        """Assemble the model, with the word heads stored in `folder`, if any."""
+        """Assemble the model, with the word heads stored in `folder` if it has any."""
         model = self.model(name, config, modules, tokenizer)
-        if folder is not None and isinstance(model, ShowsWords):
+        if folder is not None and isinstance(model, ShowsWords) and (folder / FILE).is_file():
             model.word_heads = read_heads(folder)
             layers, heads = model.attention_heads
             for layer, head in model.word_heads.places:
