@@ -1,9 +1,10 @@
-"""Which word is being spoken, by the published heads."""
+"""Which word is being spoken: the published heads, and texts that are read as English before the official rules."""
 
 from pathlib import Path
 
 import msgspec
 import numpy as np
+import pytest
 import tiny_pocket
 import torch
 from parity import begin, capacity
@@ -12,14 +13,17 @@ from tiny_pocket_lm import controls, model_of
 from torch import Tensor
 
 from sonoro.core.config import EngineConfig
+from sonoro.core.errors import ConfigError, InvalidRequest
 from sonoro.core.types import SpeechRequest
 from sonoro.models import registry
 from sonoro.models.pocket_tts.config import RELEASED, read
 from sonoro.models.pocket_tts.model import PocketTTS
+from sonoro.models.settings import configure
 from sonoro.nn.transformer import causal_attention
 from sonoro.text.splitting import placed
 from sonoro.words.heads import FILE, WordHeads, write_heads
 from sonoro.words.request import RequestWords
+from sonoro.words.spans import spoken_words, word_spans
 from sonoro.words.tracking import Pointing
 
 WRITTEN = "It cost $3.50 on May 3rd."
@@ -131,3 +135,25 @@ def test_a_table_beside_the_weights_replaces_the_published_heads(tmp_path: Path)
     engine.submit(SpeechRequest(id="a", text="Hello you.", with_words=True, max_frames=12, ignore_eos=True))
     words = [word for event in drain(engine) for word in getattr(event, "words", None) or ()]
     assert [word.text for word in words] == ["Hello", "you"]
+
+
+def test_a_text_is_read_as_english_where_that_is_set_and_its_words_are_those_as_written() -> None:
+    model = model_of()
+    [plain] = model.segments(WRITTEN, "auto")
+    assert plain.text == WRITTEN
+    with pytest.raises(InvalidRequest, match="reads a text as it stands"):
+        model.spec.resolve(SpeechRequest(id="1", text=WRITTEN, text_format="plain"))
+    configure(model, {"reads_english": True})
+    [segment] = model.segments(WRITTEN, "auto")
+    assert segment.text == "It cost three dollars and fifty cents on May third."
+    found = spoken_words(word_spans(WRITTEN), segment.text, segment.origins, model.token_spans(segment.text))
+    assert [WRITTEN[word.start : word.end] for word in found] == ["It", "cost", "$3.50", "on", "May", "3rd"]
+    money = found[2]
+    spans = model.token_spans(segment.text)[int(money.first) : int(money.last)]
+    assert segment.text[spans[0][0] : spans[-1][1]].strip() == "three dollars and fifty cents"
+    assert model.spec.resolve(SpeechRequest(id="1", text="**So**", text_format="markdown"))
+
+
+def test_other_languages_are_not_read_as_english() -> None:
+    with pytest.raises(ConfigError, match=r"model_settings\.reads_english"):
+        configure(tiny(language="german"), {"reads_english": True})

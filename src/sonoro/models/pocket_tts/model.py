@@ -4,6 +4,8 @@ import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import msgspec
+
 from sonoro.core.errors import InvalidRequest
 from sonoro.core.options import OptionSpec, OptionValue
 from sonoro.core.types import ModelSpec, Reference, SamplingParams, SpeechRequest, TextFormat
@@ -17,6 +19,7 @@ from sonoro.nn import stored
 from sonoro.nn.tokenizer import TextTokenizer
 from sonoro.nn.weights import fingerprint
 from sonoro.runtime.sampling import Controls
+from sonoro.text import read as read_english
 from sonoro.text.splitting import SpokenText
 
 from . import frame, voice, weights
@@ -34,6 +37,10 @@ _STEPS = OptionSpec(
     name="flow_steps", type="int", default=FEWEST_STEPS, minimum=FEWEST_STEPS, maximum=MOST_STEPS,
     help="steps of the flow head per frame, for heads that have times; the released ones were distilled for one",
 )  # fmt: skip
+_READING = OptionSpec(
+    name="reads_english", type="bool", default=False,
+    help="read numbers, dates, units and signs as English words, which the official package leaves to the model",
+)  # fmt: skip
 
 
 class PocketTTS(SpeaksFrames):
@@ -44,13 +51,13 @@ class PocketTTS(SpeaksFrames):
         self.codec: Codec = modules.codec
         self._config, self._modules, self.backbone = config, modules, modules.lm.transformer
         self._prompts = PromptBuilder(config, tokenizer)
-        self.word_heads = config.word_heads
+        self.word_heads, can_read = config.word_heads, config.language in ("english", "auto")
+        self.settings = (CONTROL_TOKENS, _STEPS, *([_READING] if can_read else []))
         files = (file for file in config.voices.values() if file is not None)
         self._files = {file: voice.checked(config, file, stored.read_all(file)) for file in files}
         self._own: dict[str, PocketVoice] = {}
 
     frames, states = frame, by_slot
-    settings = (CONTROL_TOKENS, _STEPS)
     reset, stage, admit = staticmethod(by_slot.reset), staticmethod(by_slot.stage), staticmethod(by_slot.admit)
     save_voice = staticmethod(voice.save_voice)
 
@@ -59,6 +66,9 @@ class PocketTTS(SpeaksFrames):
             self._prompts.read_control_tokens(is_on=bool(values[CONTROL_TOKENS.name]))
         if _STEPS.name in values:
             self._modules.lm.flow_net.make_times(int(values[_STEPS.name]))
+        if _READING.name in values:
+            reader = "english" if values[_READING.name] else None
+            self.spec = msgspec.structs.replace(self.spec, text_normalizer=reader)
 
     def encode_voice(self, references: Sequence[Reference]) -> Voice:
         return voice.encode_voice(self._modules.lm, self._modules.codec, references)
@@ -67,8 +77,9 @@ class PocketTTS(SpeaksFrames):
         return voice.load_voice(self._modules.lm, saved)
 
     def segments(self, text: str, language: str, text_format: TextFormat = "auto") -> list[SpokenText]:
-        """`text` in the official chunks."""
-        return self._prompts.rules.chunks(SpokenText(text))
+        """`text` in the official chunks; read as English before, if so set."""
+        written = SpokenText(text) if self.spec.text_normalizer is None else read_english(text, text_format)
+        return self._prompts.rules.chunks(written)
 
     def prepare(
         self, request: SpeechRequest, segment: str, index: int, before: Sequence[Spoken], voice: Voice | None
