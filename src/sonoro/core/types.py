@@ -415,8 +415,10 @@ def check_text(field: str, text: object) -> None:
     """Raise `InvalidRequest` about `field` unless `text` is a string that UTF-8 can encode."""
     if not isinstance(text, str):
         raise InvalidRequest(field, text, "it must be a string")
-    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
-        raise InvalidRequest(field, text, "it must be text that UTF-8 can hold, without lone surrogates")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(field, text, "it must be text that UTF-8 can hold, without lone surrogates") from error
 
 
 def is_speakable(text: str) -> bool:
