@@ -24,6 +24,8 @@ MAX_LEXICONS = 8
 _MOST_ROUNDS = 4
 _APOSTROPHES = "'’"
 _WORD = re.compile(r"\w+")
+_SPACED = "".join(character if _WORD.match(character) else " " for character in map(chr, range(128)))
+"""What each character of ASCII is, or a space for those of no word."""
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -138,7 +140,7 @@ class Lexicon:
         if len(lowered) != len(text):  # a rare capital has two small letters
             lowered = text
         is_cut = stop == len(text) and lowered[-1:].isalnum()
-        if not is_cut and self._first_words.isdisjoint(_WORD.findall(lowered, start, stop)):
+        if not is_cut and self._first_words.isdisjoint(_words(lowered[start:stop])):
             return
         for found in _WORD.finditer(lowered, start, stop):
             if found[0] in self._first_words or (is_cut and found.end() == stop):
@@ -185,6 +187,11 @@ def _folded(character: str) -> str:
 def _lowered(text: str) -> str:
     # By character, as the trie is: a word ends in another small sigma.
     return text.lower() if text.isascii() else "".join(map(str.lower, text))
+
+
+def _words(text: str) -> list[str]:
+    # In ASCII a third of the time of the expression.
+    return text.translate(_SPACED).split() if text.isascii() else _WORD.findall(text)
 
 
 def _begins_a_word(rule: Rule) -> bool:
