@@ -10,13 +10,9 @@ Span = tuple[int, int]
 """A range of characters: start and end."""
 
 
-class Run(NamedTuple):
-    """The origins of `length` characters: the first is `start` to `start + width`, each next one `step` further."""
-
-    length: int
-    start: int
-    step: int
-    width: int
+Run = tuple[int, int, int, int]
+"""The origins of `length` characters, with `start, step, width`: the first is `start` to `start + width`, each next one
+`step` further. A bare tuple, as a text with many tags has many."""
 
 
 class Said(NamedTuple):

@@ -16,7 +16,7 @@ class Origins:
         self._ends: list[int] = []
         """The characters up to the end of each run."""
         for run in runs:
-            self._extend(run)
+            self._extend(*run)
 
     @property
     def runs(self) -> tuple[Run, ...]:
@@ -24,6 +24,14 @@ class Origins:
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
+
+    @property
+    def end(self) -> int:
+        """Where the last character ends; 0 if there is none."""
+        if not self._runs:
+            return 0
+        length, start, step, width = self._runs[-1]
+        return start + step * (length - 1) + width
 
     def __getitem__(self, at: int) -> Span:
         at += len(self) * (at < 0)
@@ -40,17 +48,17 @@ class Origins:
     def add(self, length: int, start: int, end: int | None = None) -> None:
         """Add `length` characters that were written from `start` on, or, up to `end`, all together."""
         if end is None or end - start == length:
-            self._extend(Run(length, start, 1, 1))
+            self._extend(length, start, 1, 1)
         else:
-            self._extend(Run(length, start, 0, end - start))
+            self._extend(length, start, 0, end - start)
 
     def cut(self, length: int) -> None:
         """Keep the first `length` characters."""
         while len(self) > length:
-            last = self._runs.pop()
-            begin = self._ends.pop() - last.length
+            of_last, *where = self._runs.pop()
+            begin = self._ends.pop() - of_last
             if begin < length:
-                self._extend(Run(length - begin, *last[1:]))
+                self._extend(length - begin, *where)
 
     def part(self, first: int, last: int) -> list[Run]:
         """The runs of characters `first` to `last`."""
@@ -62,20 +70,20 @@ class Origins:
             if begin >= last:
                 break
             at = max(first, begin)
-            runs.append(Run(min(last, end) - at, start + step * (at - begin), step, width))
+            runs.append((min(last, end) - at, start + step * (at - begin), step, width))
         return runs
 
     def append(self, origins: Origins) -> None:
         """Add the characters of `origins`."""
         for run in origins._runs:
-            self._extend(run)
+            self._extend(*run)
 
     def extend(self, origins: Origins, through: Origins) -> None:
         """Add characters of which `origins` tells the places in a text that has the origins `through` itself."""
         for length, start, step, width in origins._runs:
             if step and width:
                 for run in through.part(start, start + length):
-                    self._extend(run)
+                    self._extend(*run)
             else:
                 self.add(length, *through.span(start, start + width))
 
@@ -87,26 +95,29 @@ class Origins:
 
     def position(self, at: int) -> int:
         """Where character `at` was written; behind the last if it is the end."""
-        return self[at][0] if at < len(self) else (self[-1][1] if self._runs else 0)
+        return self[at][0] if at < len(self) else self.end
 
     def find(self, position: int) -> int:
         """The first character that was written at `position` or behind it."""
-        number = bisect_left(self._runs, position, key=lambda run: run.start + (run.length - 1) * run.step)
+        number = bisect_left(self._runs, position, key=lambda run: run[1] + (run[0] - 1) * run[2])
         if number == len(self._runs):
             return len(self)
-        run, at = self._runs[number], self._ends[number] - self._runs[number].length
-        return at + max(position - run.start, 0) * run.step
+        length, start, step, _ = self._runs[number]
+        return self._ends[number] - length + max(position - start, 0) * step
 
-    def _extend(self, run: Run) -> None:
-        last = self._runs[-1] if self._runs else None
-        if not run.length:
+    def _extend(self, length: int, start: int, step: int, width: int) -> None:
+        if not length:
             return
-        if last is not None and run[2:] == last[2:] and run.start == last.start + last.length * last.step:
-            self._runs[-1] = Run(last.length + run.length, *last[1:])
-            self._ends[-1] += run.length
-        else:
-            self._runs.append(run)
-            self._ends.append(run.length + len(self))
+        end = 0
+        if self._runs:
+            of_last, begin, by, wide = self._runs[-1]
+            end = self._ends[-1]
+            if step == by and width == wide and start == begin + of_last * step:
+                self._runs[-1] = of_last + length, begin, step, width
+                self._ends[-1] = end + length
+                return
+        self._runs.append((length, start, step, width))
+        self._ends.append(end + length)
 
 
 def shown(script: Script, source: str) -> str:

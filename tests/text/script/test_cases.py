@@ -118,3 +118,12 @@ def test_places_lead_back_to_the_text_as_it_was_sent() -> None:
     assert speak(text)[slice(*sent.span(at, at + 3))] == "W3C"
     assert speak(text)[slice(*sent.span(3, 4))] == "&amp;"
     assert shown(script, speak(text)).replace("\0", "") == script.text
+
+
+def test_white_space_of_a_laid_out_text_is_its_last_character() -> None:
+    text = "\ufeff<speak>\r\n  “One”\u00a0two.  \n\tThree &#9; &#x201c;four&quot;<![CDATA[ &lt; ]]>\n five</speak>"[1:]
+    script = spoken(text, raw=True)
+    assert script.text == '“One” two. Three “four" &lt; five'
+    for character, (start, end) in zip(script.text, Origins(script.origins), strict=True):
+        assert text[start:end] == character or text[start:end] in {"\u00a0", "\t", " ", "&#x201c;", "&quot;"}
+    assert shown(script, text).replace("\0", "") == script.text

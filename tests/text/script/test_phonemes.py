@@ -44,6 +44,10 @@ def test_emphasis_and_emotion_are_cues_in_the_text_of_a_model_that_reads_them() 
         "[sad] please",
         ", Al",
     ]
+    text = "<speak><p>Hi</p><p><emphasis>Now</emphasis></p></speak>"
+    assert [line.text for line in spoken(text, spec=able, raw=True).lines] == ["Hi. [emphasis] Now."]
+    text = "<speak>Now<emphasis/></speak>"
+    assert [line.text for line in spoken(text, spec=able, raw=True).lines] == ["Now[emphasis]"]
     text = '<emotion value="angry"/>No. <emotion value="neutral"/>Yes.'
     assert [line.text for line in spoken(text, markup="tags", spec=able, raw=True).lines] == ["[angry] No.", "Yes."]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 
 from sonoro.core.script import Said
 
@@ -20,13 +20,16 @@ _TEXT_ONLY = frozenset(("sub", "say-as", "phoneme", "spell"))
 _PROSODY_IGNORED = ("pitch", "range", "contour", "duration")
 _UNCHANGED = frozenset(("default", "medium", "+0%", "0%", "+0st"))
 
+Undo = Callable[[], None]
+"""What ends an element."""
+
 
 class Elements:
     """Tells `marked` what elements begin and end. `hidden` is above 0 within an element that is not spoken."""
 
     def __init__(self, marked: Marked) -> None:
         self.marked = marked
-        self.open: list[tuple[str, ExitStack]] = []
+        self.open: list[tuple[str, Undo | None]] = []
         self.texts: list[int] = []
         """Where in the text the elements begin that are open and replace what they hold."""
         self.hidden = self._count = 0
@@ -34,19 +37,21 @@ class Elements:
     def begin(self, name: str, attributes: dict[str, str], at: int) -> None:
         """Begin element `name`, in small letters, at `at` of the source. Raises `InvalidRequest`."""
         self._check(name, attributes, at)
-        undo = ExitStack()
-        self.open.append((name, undo))
-        if name in _HIDDEN:
+        undo: Undo | None = None
+        if (take := _ELEMENTS.get(name)) is not None:
+            undo = take(self, attributes, at)
+        elif name in _HIDDEN:
             self.hidden += 1
-            undo.callback(self._show)
-        elif (take := _ELEMENTS.get(name)) is not None:
-            take(self, undo, attributes, at)
+            undo = self._show
         elif name not in _PLAIN:
             self.marked.ignore(name, at)
+        self.open.append((name, undo))
 
     def end(self) -> None:
         """End the element that began last."""
-        self.open.pop()[1].close()
+        _, undo = self.open.pop()
+        if undo is not None:
+            undo()
 
     def _show(self) -> None:
         self.hidden -= 1
@@ -60,7 +65,7 @@ class Elements:
             raise error(name, at, f"elements are nested at most {MAX_DEPTH} deep")
         if self._count > MAX_ELEMENTS:
             raise error(name, at, f"there may be at most {MAX_ELEMENTS} elements")
-        if len(attributes) > MAX_ATTRIBUTES or any(len(value) > MAX_ATTRIBUTE for value in attributes.values()):
+        if attributes and (len(attributes) > MAX_ATTRIBUTES or max(map(len, attributes.values())) > MAX_ATTRIBUTE):
             raise error(name, at, f"at most {MAX_ATTRIBUTES} attributes of {MAX_ATTRIBUTE} characters each")
 
     def needed(self, element: str, attributes: dict[str, str], name: str, at: int) -> str:
@@ -69,19 +74,31 @@ class Elements:
             raise self.marked.error(f"{element} {name}", at, f"{element} needs the attribute {name}")
         return attributes[name]
 
-    def _language(self, undo: ExitStack, attributes: dict[str, str], _: int) -> None:
-        if tag := attributes.get("xml:lang"):
-            undo.enter_context(self.marked.styled(language=tag))
+    def styled(self, **changes: str | float | None) -> Undo:
+        """Continue in a style with `changes`, until the returned call."""
+        before = self.marked.style
+        self.marked.turn(replace(before, **changes))  # type: ignore[arg-type]
+        return partial(self.marked.turn, before)
 
-    def _sentence(self, undo: ExitStack, attributes: dict[str, str], at: int) -> None:
+    def _language(self, attributes: dict[str, str], _: int) -> Undo | None:
+        tag = attributes.get("xml:lang")
+        return self.styled(language=tag) if tag else None
+
+    def _sentence(self, attributes: dict[str, str], at: int) -> Undo:
         self.marked.border(at)
-        undo.callback(self.marked.border, at)
-        self._language(undo, attributes, at)
+        end_language = self._language(attributes, at)
 
-    def _break(self, _: ExitStack, attributes: dict[str, str], at: int) -> None:
+        def end() -> None:
+            if end_language is not None:
+                end_language()
+            self.marked.border(at)
+
+        return end
+
+    def _break(self, attributes: dict[str, str], at: int) -> None:
         self.marked.pause(break_s(self.marked, attributes, at), "break time", at)
 
-    def _said(self, undo: ExitStack, kind: str, value: str | None, form: str, at: int) -> None:
+    def _said(self, kind: str, value: str | None, form: str, at: int) -> Undo:
         marked, start = self.marked, len(self.marked.text)
         self.texts.append(start)
 
@@ -90,28 +107,28 @@ class Elements:
             written = marked.text[start:]
             marked.said.append(Said(start, len(marked.text), at, kind, written if value is None else value, form))
 
-        undo.callback(end)
+        return end
 
-    def _sub(self, undo: ExitStack, attributes: dict[str, str], at: int) -> None:
-        self._said(undo, "sub", self.needed("sub", attributes, "alias", at), "", at)
+    def _sub(self, attributes: dict[str, str], at: int) -> Undo:
+        return self._said("sub", self.needed("sub", attributes, "alias", at), "", at)
 
-    def _say_as(self, undo: ExitStack, attributes: dict[str, str], at: int) -> None:
+    def _say_as(self, attributes: dict[str, str], at: int) -> Undo:
         kind = self.needed("say-as", attributes, "interpret-as", at)
-        self._said(undo, f"say-as {kind}", None, attributes.get("format", ""), at)
+        return self._said(f"say-as {kind}", None, attributes.get("format", ""), at)
 
-    def _phoneme(self, undo: ExitStack, attributes: dict[str, str], at: int) -> None:
+    def _phoneme(self, attributes: dict[str, str], at: int) -> Undo:
         value = self.needed("phoneme", attributes, "ph", at)
-        self._said(undo, "phoneme", value, attributes.get("alphabet", "ipa"), at)
+        return self._said("phoneme", value, attributes.get("alphabet", "ipa"), at)
 
-    def _voice(self, undo: ExitStack, attributes: dict[str, str], at: int) -> None:
+    def _voice(self, attributes: dict[str, str], at: int) -> Undo | None:
         names, sex = attributes.get("name", ""), attributes.get("gender", "")
         if not names and not sex:
             self.marked.ignore("voice", at)
-            return
-        undo.enter_context(self.marked.styled(voice=names or f"<{sex}>"))
-        self._language(undo, attributes, at)
+            return None
+        language = attributes.get("xml:lang") or self.marked.style.language
+        return self.styled(voice=names or f"<{sex}>", language=language)
 
-    def _prosody(self, undo: ExitStack, attributes: dict[str, str], at: int) -> None:
+    def _prosody(self, attributes: dict[str, str], at: int) -> Undo:
         marked = self.marked
         for name in _PROSODY_IGNORED:
             if name in attributes and attributes[name] not in _UNCHANGED:
@@ -121,29 +138,29 @@ class Elements:
             changes["rate"] = _within(marked, "prosody rate", rate_of(given), marked.style.rate, at)
         if (given := attributes.get("volume")) is not None:
             changes["gain"] = _loud(marked, gain_of(given), at)
-        undo.enter_context(marked.styled(**changes))
+        return self.styled(**changes)
 
-    def _lexicon(self, _: ExitStack, attributes: dict[str, str], at: int) -> None:
+    def _lexicon(self, attributes: dict[str, str], at: int) -> None:
         name = self.needed("lexicon", attributes, "uri", at)
         raise self.marked.error(f"lexicon {name}", at, "no lexicon has that name; nothing is fetched")
 
-    def _spell(self, undo: ExitStack, _: dict[str, str], at: int) -> None:
-        self._said(undo, "say-as characters", None, "", at)
+    def _spell(self, _: dict[str, str], at: int) -> Undo:
+        return self._said("say-as characters", None, "", at)
 
-    def _speed(self, _: ExitStack, attributes: dict[str, str], at: int) -> None:
+    def _speed(self, attributes: dict[str, str], at: int) -> None:
         ratio = number_of(self.needed("speed", attributes, "ratio", at))
         if ratio is None or not MIN_RATE <= ratio <= MAX_RATE:
             raise self.marked.error("speed ratio", at, f"it must be a number from {MIN_RATE:g} to {MAX_RATE:g}")
         self.marked.turn(replace(self.marked.style, rate=ratio))
 
-    def _volume(self, _: ExitStack, attributes: dict[str, str], at: int) -> None:
+    def _volume(self, attributes: dict[str, str], at: int) -> None:
         ratio = number_of(self.needed("volume", attributes, "ratio", at))
         if ratio is None or ratio > MAX_GAIN:
             raise self.marked.error("volume ratio", at, f"it must be a number from 0 to {MAX_GAIN:g}")
         self.marked.turn(replace(self.marked.style, gain=ratio))
 
 
-def _emphasis(elements: Elements, _: ExitStack, attributes: dict[str, str], at: int) -> None:
+def _emphasis(elements: Elements, attributes: dict[str, str], at: int) -> None:
     level, start = attributes.get("level", "moderate"), len(elements.marked.text)
     if level == "reduced":
         elements.marked.ignore("emphasis", at)
@@ -151,16 +168,16 @@ def _emphasis(elements: Elements, _: ExitStack, attributes: dict[str, str], at: 
         elements.marked.said.append(Said(start, start, at, "emphasis", ""))
 
 
-def _mark(elements: Elements, _: ExitStack, attributes: dict[str, str], at: int) -> None:
+def _mark(elements: Elements, attributes: dict[str, str], at: int) -> None:
     elements.marked.marks.append((at, elements.needed("mark", attributes, "name", at)))
 
 
-def _emotion(elements: Elements, _: ExitStack, attributes: dict[str, str], at: int) -> None:
+def _emotion(elements: Elements, attributes: dict[str, str], at: int) -> None:
     elements.marked.turn(replace(elements.marked.style, emotion=_feeling(elements, "emotion", attributes, "value", at)))
 
 
-def _express(elements: Elements, undo: ExitStack, attributes: dict[str, str], at: int) -> None:
-    undo.enter_context(elements.marked.styled(emotion=_feeling(elements, "express-as", attributes, "style", at)))
+def _express(elements: Elements, attributes: dict[str, str], at: int) -> Undo:
+    return elements.styled(emotion=_feeling(elements, "express-as", attributes, "style", at))
 
 
 def _feeling(elements: Elements, element: str, attributes: dict[str, str], name: str, at: int) -> str | None:
@@ -171,7 +188,7 @@ def _feeling(elements: Elements, element: str, attributes: dict[str, str], name:
     return feeling
 
 
-_ELEMENTS: dict[str, Callable[[Elements, ExitStack, dict[str, str], int], None]] = {
+_ELEMENTS: dict[str, Callable[[Elements, dict[str, str], int], Undo | None]] = {
     "speak": Elements._language,
     "lang": Elements._language,
     "p": Elements._sentence,

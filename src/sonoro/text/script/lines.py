@@ -8,11 +8,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-import msgspec
-
 from sonoro.core.blends import find_voice
 from sonoro.core.errors import UnknownVoice
-from sonoro.core.script import Line, Run, Said, Script, Span
+from sonoro.core.script import Line, Said, Script
 from sonoro.core.types import ModelSpec, OnMarkup, is_speakable, listed
 from sonoro.text.origins import Origins
 from sonoro.text.splitting import language_name
@@ -23,7 +21,7 @@ from .phonemes import arpabet
 from .say_as import KINDS, say
 
 MAX_WARNINGS = 64
-_ENDS = ".,;:!?…。、，；：！？—–-"
+_ENDS = tuple(".,;:!?…。、，；：！？—–-")
 _CLOSERS = "\"'”’»)]}」』）"
 
 
@@ -99,15 +97,25 @@ class Spoken:
             self.origins.cut(len(said))
             self.replace(". ", at, at)
 
+    def end_line(self) -> None:
+        """End the text in a comma, unless there is punctuation: else a model may speak on."""
+        if not is_ended(self.text):
+            at = self.origins.end
+            self.replace(",", at, at)
+
     def stripped(self) -> Spoken:
         """The text without white space at its ends."""
-        lead = len(self.text) - len(self.text.lstrip())
-        return Spoken(self.text.strip(), Origins(self.origins.part(lead, len(self.text.rstrip()))))
+        text = self.text.rstrip()
+        lead = len(text) - len(text.lstrip())
+        if not lead:
+            self.origins.cut(len(text))
+            return Spoken(text, self.origins)
+        return Spoken(text[lead:], Origins(self.origins.part(lead, len(text))))
 
 
 def is_ended(text: str) -> bool:
     """Whether `text` ends in punctuation."""
-    return text.rstrip(_CLOSERS)[-1:] in tuple(_ENDS)
+    return text.rstrip(_CLOSERS).endswith(_ENDS)
 
 
 class Composer:
@@ -117,7 +125,8 @@ class Composer:
     def __init__(self, marked: Marked, lexicons: Sequence[Lexicon], delivery: Delivery) -> None:
         self._marked, self._delivery, self._spec = marked, delivery, delivery.spec
         self.warnings: list[str] = []
-        self._said: list[tuple[Span, str]] = []
+        self._said: list[tuple[int, int, bool, str]] = []
+        """Start and end of what is said in place of what is written, that it is not a border, and the words."""
         self._seen = 0, 0
         self.update()
         self.update([*self._of_lexicons(lexicons)] if lexicons else ())
@@ -138,21 +147,23 @@ class Composer:
 
     def script(self, *, is_plain: bool) -> Script:
         marked = self._marked
-        lead_s, lines = 0.0, list[Line]()
+        pauses_s, parts = [0.0], list[tuple[Style, int, Spoken]]()
         styles = [(at, self.honoured(style)) for at, style in marked.styles]
         styles = [one for number, one in enumerate(styles) if not number or one[1] != styles[number - 1][1]]
         starts = [at for at, _ in styles]
         cuts = sorted({0, len(marked.text), *marked.pauses, *starts})
         for start, end in [*pairwise(cuts), (cuts[-1], cuts[-1])]:
-            if pause_s := marked.pauses.get(start, 0.0):
-                lead_s, lines = _paused(lead_s, lines, pause_s)
-            spoken = self.spoken(start, end).stripped()
-            if is_speakable(spoken.text):
+            pauses_s[-1] += marked.pauses.get(start, 0.0)
+            if start < end and is_speakable((spoken := self.spoken(start, end).stripped()).text):
                 style = styles[bisect_right(starts, start) - 1][1]
-                spoken = self.cued(style, start, spoken)
-                lines.append(self.styled(style, start, text=spoken.text, origins=spoken.origins.runs))
+                parts.append((style, start, self.cued(style, start, spoken)))
+                pauses_s.append(0.0)
+        lead_s, *pauses_s = pauses_s
         if self._spec.text_normalizer is None:
-            lines = [_ended(line) if line.pause_s and line is not lines[-1] else line for line in lines]
+            for (_, _, spoken), pause_s in zip(parts[:-1], pauses_s[:-1], strict=True):
+                if pause_s:
+                    spoken.end_line()
+        lines = [self.styled(*part, pause_s=pause_s) for part, pause_s in zip(parts, pauses_s, strict=True)]
         return Script(
             text=marked.text,
             origins=marked.origins.runs,
@@ -181,7 +192,7 @@ class Composer:
             for found in matches(self._marked.text, lexicons, start, end):
                 yield found.said._replace(at=self._at(found.start))
 
-    def _spoken(self, said: Sequence[Said]) -> list[tuple[Span, str]]:
+    def _spoken(self, said: Sequence[Said]) -> list[tuple[int, int, bool, str]]:
         """The words for each of `said` that is honoured, in order."""
         spoken = []
         for one in sorted(said):
@@ -198,7 +209,7 @@ class Composer:
             if words is None:
                 self._refuse(one.kind, one.at)
             else:
-                spoken.append(((one.start, one.end), words))
+                spoken.append((one.start, one.end, True, words))
         return spoken
 
     def _pronounced(self, one: Said, before: str, after: str) -> str | None:
@@ -211,19 +222,17 @@ class Composer:
 
     def spoken(self, start: int, end: int, before: str = "") -> Spoken:
         """What is said for characters `start` to `end`, after `before` in the same line."""
-        spoken, at = Spoken(before=before), start
-        of = self._said[bisect_left(self._said, ((start, 0), "")) : bisect_left(self._said, ((end + 1, 0), ""))]
-        said = [(first, last, words) for (first, last), words in of if last <= end]
-        borders = self._marked.borders
-        ends = [(one, one, None) for one in borders[bisect_right(borders, start) : bisect_right(borders, end)]]
-        for first, last, words in sorted([*said, *ends], key=lambda one: one[:2]):
-            if first < at:
+        spoken, at, borders = Spoken(before=before), start, self._marked.borders
+        said = self._said[bisect_left(self._said, (start,)) : bisect_left(self._said, (end + 1,))]
+        said += [(one, one, False, "") for one in borders[bisect_right(borders, start) : bisect_right(borders, end)]]
+        for first, last, has_words, words in sorted(said):
+            if first < at or last > end:
                 continue
             spoken.add(self._marked.text[at:first], at)
-            if words is None:
-                spoken.end_sentence(first)
-            else:
+            if has_words:
                 spoken.replace(words, first, last)
+            else:
+                spoken.end_sentence(first)
             at = last
         spoken.add(self._marked.text[at:end], at)
         return spoken
@@ -242,11 +251,12 @@ class Composer:
         made.origins.append(spoken.origins)
         return Spoken(made.text + spoken.text, made.origins)
 
-    def styled(self, style: Style, start: int, *, text: str = "", origins: tuple[Run, ...] = ()) -> Line:
-        """The line of `text` in `style`, which begins at character `start`."""
+    def styled(self, style: Style, start: int, spoken: Spoken | None = None, pause_s: float = 0.0) -> Line:
+        """The line of `spoken` in `style`, which begins at character `start`, with `pause_s` behind it."""
         return Line(
-            text=text,
-            origins=origins,
+            text="" if spoken is None else spoken.text,
+            origins=() if spoken is None else spoken.origins.runs,
+            pause_s=pause_s,
             rate=style.rate,
             gain=style.gain,
             voice=None if style.voice is None else self._voice(style.voice, start),
@@ -278,23 +288,3 @@ class Composer:
             self._refuse(f"lang {tag[:20]}", self._at(start))
             return None
         return name
-
-
-def _paused(lead_s: float, lines: list[Line], pause_s: float) -> tuple[float, list[Line]]:
-    """Add a pause behind the last of `lines`, or before the first."""
-    if not lines:
-        return lead_s + pause_s, lines
-    last = lines[-1]
-    return lead_s, [*lines[:-1], _replaced(last, pause_s=last.pause_s + pause_s)]
-
-
-def _replaced(line: Line, **changes: object) -> Line:
-    return msgspec.structs.replace(line, **changes)
-
-
-def _ended(line: Line) -> Line:
-    """`line` with a comma at its end, if it has no punctuation there: else a model may speak on."""
-    if is_ended(line.text):
-        return line
-    at = Origins(line.origins)[-1][1]
-    return _replaced(line, text=line.text + ",", origins=(*line.origins, Run(1, at, 1, 0)))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -72,14 +70,6 @@ class Marked:
         if not self.styles or style != self.style:
             self.styles.append((len(self.text), style))
 
-    @contextmanager
-    def styled(self, **changes: object) -> Iterator[None]:
-        """A context in which the style has `changes`."""
-        before = self.style
-        self.turn(replace(before, **changes))  # type: ignore[arg-type]
-        yield
-        self.turn(before)
-
     def pause(self, seconds: float, name: str, at: int) -> None:
         """Add a pause here, written as `name` at `at` of the source. Raises `InvalidRequest` if it is too long."""
         if not 0 <= seconds <= MAX_PAUSE_S:
@@ -101,7 +91,7 @@ class Marked:
     def _separate(self, at: int) -> None:
         """Part the words before from those to come."""
         if self.text and not self.text[-1].isspace():
-            at = max(at, self.origins[-1][1])
+            at = max(at, self.origins.end)
             self.add(" ", at, at)
 
     def free(self, start: int, end: int) -> list[Span]:

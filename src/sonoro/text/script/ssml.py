@@ -3,8 +3,6 @@ that is fetched. Names count without their prefix, as the texts of vendors lack 
 
 from __future__ import annotations
 
-import bisect
-import itertools
 import re
 from collections.abc import Callable
 from xml.parsers import expat
@@ -13,8 +11,10 @@ from .elements import Elements
 from .marked import Marked
 
 _DOCUMENT = re.compile(r"\s*(?:<\?xml[^>]*\?>\s*)?(?:<!--.*?-->\s*)*(?:<speak[\s/>]|<!DOCTYPE\b)", re.DOTALL)
-_SPACES = re.compile(r"\s\s+|[^\S ]")
+_SPACES = re.compile(r"\s(?:\s+|(?<! ))")
 """White space that is not one space."""
+_REFERENCE = re.compile(r"&(?:#x([0-9a-fA-F]+)|#([0-9]+)|(\w+));")
+_NAMED = {"amp": "&", "lt": "<", "gt": ">", "quot": '"', "apos": "'"}
 
 
 def is_ssml(text: str) -> bool:
@@ -39,14 +39,13 @@ class _Reader:
         self._marked = Marked(source)
         self._source = source
         self._lead = len(source) - len(source.lstrip())
-        # Where each character begins in UTF-8: expat counts bytes.
-        self._starts = (
-            None
-            if source.isascii()
-            else [*itertools.accumulate((len(c.encode()) for c in source[self._lead :]), initial=0)]
-        )
+        self._is_ascii, self._encoded = source.isascii(), source[self._lead :].encode()
+        self._reached = 0, self._lead
+        """A byte of what expat reads, and the character of the source that begins there."""
         self._parser = expat.ParserCreate("utf-8")
-        self._chunk: tuple[str, int] | None = None
+        self._begun: int | None = None
+        """Where the text begins that expat is in."""
+        self._is_verbatim = False
         self._elements = Elements(self._marked)
 
     def read(self) -> Marked:
@@ -55,11 +54,11 @@ class _Reader:
         parser.StartElementHandler, parser.EndElementHandler = self._begin, self._end
         parser.CharacterDataHandler = self._characters
         # A text ends where the next thing begins, whatever that is.
-        settle: Callable[..., None] = self._settle
+        settle: Callable[..., object] = self._settle
         parser.CommentHandler = parser.ProcessingInstructionHandler = settle
-        parser.StartCdataSectionHandler = parser.EndCdataSectionHandler = settle
+        parser.StartCdataSectionHandler = parser.EndCdataSectionHandler = self._turn
         try:
-            parser.Parse(self._source[self._lead :].encode(), True)
+            parser.Parse(self._encoded, True)
         except expat.ExpatError as error:
             raise self._broken(error) from error
         return self._marked
@@ -68,7 +67,12 @@ class _Reader:
     def _at(self) -> int:
         """The character of the source that expat is at."""
         index = self._parser.CurrentByteIndex
-        return self._lead + (index if self._starts is None else bisect.bisect_right(self._starts, index) - 1)
+        if self._is_ascii:
+            return self._lead + index
+        byte, at = self._reached
+        at += len(self._encoded[byte:index].decode(errors="ignore"))
+        self._reached = index, at
+        return at
 
     def _broken(self, error: expat.ExpatError) -> Exception:
         at = self._at
@@ -81,45 +85,72 @@ class _Reader:
     def _doctype(self, *_: object) -> None:
         raise self._marked.error("DOCTYPE", self._at, "SSML has none here; leave it out")
 
-    def _characters(self, data: str) -> None:
-        self._settle()
-        if not self._elements.hidden:
-            self._chunk = data, self._at
+    def _characters(self, _: str) -> None:
+        """Note where a text begins; expat tells of each line of it."""
+        if self._begun is None and not self._elements.hidden:
+            self._begun = self._at
 
-    def _settle(self, *_: object) -> None:
-        """Take the text that has ended, with its white space collapsed."""
-        if self._chunk is None:
-            return
-        (data, start), self._chunk = self._chunk, None
-        end = self._at
-        if end - start == len(data):
-            self._add(data, start)
-        else:  # written in another way: an entity
-            made = " ".join(data.split()) if not data.isspace() else ""
-            made = " " * data[:1].isspace() + made + " " * (data[-1:].isspace() and bool(made))
-            self._marked.add(made.lstrip() if self._is_spaced else made, start, end)
+    def _settle(self, *_: object) -> int:
+        """Take the text that has ended, if any; returns where expat is."""
+        at = self._at
+        if self._begun is not None:
+            start, self._begun = self._begun, None
+            self._take(start, at)
+        return at
+
+    def _take(self, start: int, end: int) -> None:
+        """Take the text that is written from `start` to `end`."""
+        if not self._is_verbatim and self._source.find("&", start, end) >= 0:
+            for found in _REFERENCE.finditer(self._source, start, end):
+                self._add(start, found.start())
+                start, made = found.end(), _referred(found)
+                if not made.isspace():
+                    self._marked.add(made, *found.span())
+                elif not self._is_spaced:
+                    self._marked.add(" ", *found.span())
+        self._add(start, end)
 
     @property
     def _is_spaced(self) -> bool:
         """Whether further white space would change nothing."""
         return not self._marked.text or self._marked.text[-1].isspace()
 
-    def _add(self, data: str, start: int) -> None:
-        """Add `data`, written from `start` on, with its white space collapsed."""
-        marked = self._marked
+    def _add(self, start: int, end: int) -> None:
+        """Add what is written from `start` to `end` as it is, of white space the last character, as a space."""
+        data = self._source[start:end]
         at = len(data) - len(data.lstrip()) if self._is_spaced else 0
+        if not ("  " in data or "\n" in data or "\t" in data or "\r" in data) and (
+            self._is_ascii or data.isprintable()
+        ):
+            self._marked.add(data[at:], start + at)
+            return
+        words, origins, begun = [], self._marked.origins, at
         for found in _SPACES.finditer(data, at):
-            marked.add(data[at : found.start()], start + at)
-            marked.add(" ", start + found.start(), start + found.end())
-            at = found.end()
-        marked.add(data[at:], start + at)
+            words.append(data[at : found.start()])
+            origins.add(found.start() - begun, start + begun)
+            at, begun = found.end(), found.end() - 1
+        words.append(data[at:])
+        origins.add(len(data) - begun, start + begun)
+        self._marked.text += " ".join(words)
+
+    def _turn(self) -> None:
+        """Begin or end a CDATA section."""
+        self._settle()
+        self._is_verbatim = not self._is_verbatim
 
     def _begin(self, name: str, attributes: dict[str, str]) -> None:
-        self._settle()
+        at = self._settle()
         if not self._elements.open and name != "speak":
-            raise self._marked.error(name, self._at, "the outermost element must be speak")
-        self._elements.begin(name.rpartition(":")[2], attributes, self._at)
+            raise self._marked.error(name, at, "the outermost element must be speak")
+        self._elements.begin(name.rpartition(":")[2], attributes, at)
 
     def _end(self, _: str) -> None:
         self._settle()
         self._elements.end()
+
+
+def _referred(found: re.Match[str]) -> str:
+    """The character that a reference found by `_REFERENCE`, which expat has accepted, stands for."""
+    if found[3]:
+        return _NAMED[found[3]]
+    return chr(int(found[1], 16) if found[1] else int(found[2]))
