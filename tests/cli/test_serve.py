@@ -55,6 +55,8 @@ EXAMPLES = ROOT / "examples"
         (["--max-queue-wait-ms", "1.5"], ["max_queue_wait_ms", "'1.5'", "whole number"]),
         (["--max-characters", "0"], ["max_characters", "0", "at least 1"]),
         (["--max-body-bytes", "10"], ["max_body_bytes", "10", "at least 1024"]),
+        (["--quota", "default=weight:0"], ["quotas.default.weight", "0", "at least 1"]),
+        (["--quota", "other=weight:2", "--api-key", "one"], ["quotas.", "weight", "2", "keys are", "default"]),
         (["--max-waiting", "-1"], ["max_waiting", "-1", "at least 0"]),
         (["--max-sessions", "-1"], ["max_sessions", "-1", "at least 0"]),
         (["--max-total-body-bytes", "10"], ["max_total_body_bytes", "10", "at least 1024"]),

@@ -158,7 +158,7 @@ def _configurations(given: Mapping[str, Any], engines: int) -> tuple[EngineConfi
     for name, entry in ServerConfig.__dataclass_fields__.items():
         value = given[entry.metadata["flag"] or name]
         if entry.metadata["flag"]:
-            value = (_pairs(value) if name == "voice_aliases" else tuple(value)) if value else None
+            value = _READERS.get(name, tuple)(value) if value else None
         settings[name] = value
     return engine, server.over(**settings).resolve(engine.slots * engines)
 
@@ -184,6 +184,23 @@ def _pairs(aliases: list[str]) -> dict[str, str]:
             raise ConfigError("voice_aliases", alias, "it must be NAME=VOICE")
         pairs[name] = voice
     return pairs
+
+
+def _quotas(given: list[str]) -> dict[str, dict[str, int]]:
+    """Parse "key=limit:count,limit:count" entries. Raises `ConfigError`."""
+    quotas = {}
+    for entry in given:
+        name, _, limits = entry.rpartition("=")
+        pairs = [pair.partition(":") for pair in limits.split(",")]
+        if not name or not all(count.isdecimal() for *_, count in pairs):
+            # Without what was given, which may be a key.
+            raise ConfigError("quota", "...", "it must be KEY=LIMIT:COUNT,..., as default=requests_per_minute:60")
+        quotas[name] = {limit: int(count) for limit, _, count in pairs}
+    return quotas
+
+
+_READERS: Mapping[str, Callable[[list[str]], Any]] = {"voice_aliases": _pairs, "quotas": _quotas}
+"""Of options that may be repeated, those that are no lists."""
 
 
 def _resolved(load: dict[str, Any], engine: EngineConfig, server: ServerConfig) -> str:

@@ -108,6 +108,7 @@ _KINDS = {
     tuple[str, ...]: "a list of strings that are not empty",
     Mapping[str, str]: "a mapping of names to strings",
     Mapping[str, bool | int | float | str]: "a mapping of names to settings",
+    Mapping[str, Mapping[str, int]]: "a mapping of names to mappings of names to whole numbers",
 }
 """The types of fields in words."""
 

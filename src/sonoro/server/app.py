@@ -33,6 +33,8 @@ from sonoro.server.local import local_routes
 from sonoro.server.middleware import HeadAsGet, HostCheck, RequestIds
 from sonoro.server.models import model_routes
 from sonoro.server.playground import playground_routes
+from sonoro.server.quotas.counts import LIMIT_HEADERS
+from sonoro.server.quotas.routes import usage_routes
 from sonoro.server.service import Service
 from sonoro.server.sessions import session_routes
 from sonoro.server.shared import Shared
@@ -72,7 +74,7 @@ def create_app(
             allow_origins=config.cors_origins,
             allow_methods=["GET", "HEAD", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["X-Sample-Rate", "X-Request-Id", "X-Sonoro-Warnings", "Retry-After"],
+            expose_headers=["X-Sample-Rate", "X-Request-Id", "X-Sonoro-Warnings", "Retry-After", *LIMIT_HEADERS],
         )
     app.add_middleware(HeadAsGet)
     app.add_middleware(HostCheck, config=config)
@@ -100,6 +102,7 @@ def create_app(
     app.include_router(lexicon_routes(service))
     app.include_router(health_routes(service))
     app.include_router(local_routes(service))
+    app.include_router(usage_routes(service))
     app.include_router(playground_routes(service))
     app.include_router(api_page_routes(app))
     return app

@@ -125,8 +125,9 @@ class BatchResponse(Response):
 
     async def _answer(self, send: Send) -> dict[str, object]:
         """Speak and send; return the facts for the log."""
-        # At most half of the permits, so that a single text need not wait for a whole batch.
-        limit = asyncio.Semaphore(max(1, min(MAX_AT_ONCE, self._service.config.max_concurrency // 2)))
+        # At most half of the key's permits, so that a single text need not wait for a whole batch.
+        most = self._service.speech.gate.most(self._caller.owner)
+        limit = asyncio.Semaphore(max(1, min(MAX_AT_ONCE, most // 2)))
         named = [(item, f"{self._name}-{index}") for index, item in enumerate(self._items)]
         tasks = [asyncio.create_task(self._attempt(item, name, limit)) for item, name in named]
         try:

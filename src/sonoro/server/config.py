@@ -13,6 +13,7 @@ from typing import Any, Self, get_args
 from sonoro.core.config import SECTIONS, EngineConfig, Settings, read_yaml, section_of, setting
 from sonoro.core.errors import ConfigError
 from sonoro.core.types import ModelSpec, VoiceSex
+from sonoro.server.quotas.limits import DEFAULT, key_name, read_quotas
 
 OPENAI_VOICES: dict[str, VoiceSex] = {
     **{"alloy": "female", "ash": "male", "ballad": "male", "cedar": "male", "coral": "female", "echo": "male"},
@@ -42,6 +43,10 @@ class ServerConfig(Settings):
     )
     api_keys: tuple[str, ...] = setting((), "a key that clients must send", flag="api_key")
     admin_keys: tuple[str, ...] = setting((), "a key that may use and delete everybody's voices", flag="admin_key")
+    quotas: Mapping[str, Mapping[str, int]] = setting(
+        {}, "KEY=LIMIT:COUNT,...: what a key, or by the name default any key, may use", flag="quota"
+    )
+    usage_file: str = setting("", "SQLite file that keeps the usage of keys across restarts; empty for none")
     max_body_bytes: int = setting(16 * 2**20, "largest body of a request", 1024, 2**30)
     max_total_body_bytes: int = setting(256 * 2**20, "request bodies in memory, together", 1024, 2**40)
     max_upload_bytes: int = setting(10 * 2**20, "largest recording", 1024, 2**30)
@@ -94,9 +99,14 @@ class ServerConfig(Settings):
         if not all(word for pair in self.voice_aliases.items() for word in pair):
             raise ConfigError("voice_aliases", self.voice_aliases, "it must map names to voices of the model")
         object.__setattr__(self, "voice_aliases", MappingProxyType(dict(self.voice_aliases)))
+        object.__setattr__(self, "quotas", MappingProxyType(read_quotas(self.quotas)))
 
     def resolve(self, slots: int) -> Self:
-        """Fill in the fields that depend on the engines, which have `slots` slots in all."""
+        """Fill in the fields that depend on the engines, which have `slots` slots in all. Raises `ConfigError` for the
+        quota of a key that is not there."""
+        named = {DEFAULT, *map(key_name, self.api_keys)}
+        for name, limits in self.quotas.items():
+            ConfigError.unless(name in named, f"quotas.{name}", limits, f"keys are {', '.join(sorted(named))}")
         return dataclasses.replace(self, max_concurrency=self.max_concurrency or slots)
 
     @property
@@ -108,22 +118,23 @@ class ServerConfig(Settings):
     def values(self) -> dict[str, Any]:
         """Every field, as `from_mapping` takes them."""
         values = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
-        return {**values, "voice_aliases": dict(self.voice_aliases)}
+        return {**values, "voice_aliases": dict(self.voice_aliases), "quotas": dict(self.quotas)}
 
     @property
     def shown(self) -> dict[str, Any]:
         """Every field; of the keys only their number."""
-        values = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
+        values = self.values
         secret = [entry.name for entry in dataclasses.fields(self) if not entry.repr]
         counts = {name: f"{len(values[name])} set" for name in secret}
-        return {**values, **counts, "voice_aliases": dict(self.voice_aliases)}
+        return {**values, **counts}
 
     @property
     def public(self) -> dict[str, Any]:
         """What of `shown` clients may know."""
-        folders = {name: "set" if getattr(self, name) else "" for name in ("reference_folder", "lexicons_folder")}
+        paths = ("reference_folder", "lexicons_folder", "usage_file")
+        folders = {name: "set" if getattr(self, name) else "" for name in paths}
         values = {**self.shown, **folders, "lexicons": f"{len(self.lexicons)} set"}
-        hidden = ("host", "port", "wyoming", "api_keys", "admin_keys")
+        hidden = ("host", "port", "wyoming", "api_keys", "admin_keys", "quotas")
         return {name: value for name, value in values.items() if name not in hidden}
 
     def aliases(self, spec: ModelSpec) -> dict[str, str]:

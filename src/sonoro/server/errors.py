@@ -1,8 +1,9 @@
 """The errors of the server, and one function from any error to the status, headers and body of its response."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from starlette.responses import Response
@@ -48,7 +49,9 @@ _STATUSES: dict[type[SonoroError], int] = {
 
 
 class Refused(SonoroError):
-    """Refused before its fields were validated, with an HTTP status."""
+    """Refused before its fields were validated, with an HTTP status, and further `headers`."""
+
+    headers: Mapping[str, str] = MappingProxyType({})
 
     def __init_subclass__(cls, code: str, status: int) -> None:
         super().__init_subclass__(code)
@@ -157,7 +160,10 @@ def refusal(error: SonoroError) -> Refusal:
         parameter = _PARAMETERS.get(own, own)
         message = parameter + message.removeprefix(error.field)
     drop_frames(error)
-    return plain_refusal(status, message, error.code, parameter)
+    refused = plain_refusal(status, message, error.code, parameter)
+    if isinstance(error, Refused):
+        refused.headers.update(error.headers)
+    return refused
 
 
 def plain_refusal(status: int, message: str, code: str, parameter: str | None = None) -> Refusal:

@@ -21,9 +21,11 @@ from pathlib import Path
 import msgspec
 
 from sonoro.core.config import EngineConfig, with_metrics_folder
-from sonoro.core.errors import EngineClosed, EngineError
+from sonoro.core.errors import ConfigError, EngineClosed, EngineError
 from sonoro.server.config import ServerConfig
 from sonoro.server.metrics import forget_process
+from sonoro.server.quotas.counts import Quotas, usage_columns
+from sonoro.server.quotas.usage_file import UsageFile
 from sonoro.server.shared import BEAT, ENDED, FrontFacts, columns
 from sonoro.transport import messages
 from sonoro.transport.front_link import EngineNews
@@ -76,6 +78,11 @@ class Fronts:
         names = columns(self._config, len(devices))
         Table.create(names, len(listeners), self._folder)
         self._table = Table(names, len(listeners), 0, self._folder)
+        try:
+            self._usage = UsageFile.of(config, Quotas.of(config, self._table))
+        except ConfigError:
+            shutil.rmtree(self._folder)
+            raise
         (self._folder / "metrics").mkdir()
         self._running: dict[int, Process] = {}
         self._starts = itertools.count()
@@ -88,6 +95,8 @@ class Fronts:
         keeping = [asyncio.create_task(self._keep(number)) for number in range(len(self._listeners))]
         telling = asyncio.create_task(self._tell())
         waiting = asyncio.create_task(self._ended.wait())
+        if self._usage is not None:
+            self._usage.start()
         try:
             await asyncio.wait({starting, waiting}, return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
@@ -101,6 +110,8 @@ class Fronts:
             await self._drain()
             await cancel_tasks(starting, telling, waiting, *keeping)
             await asyncio.gather(*(engine.close() for engine in self._engines))
+            if self._usage is not None:
+                await self._usage.close()
             self._table.close()
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -157,7 +168,7 @@ class Fronts:
     def _clean(self, number: int, name: str, pid: int) -> None:
         """Take back what a front that has ended held."""
         self._running.pop(number, None)
-        self._table.clear(number)
+        self._table.clear(number, usage_columns(self._config))
         forget_process(pid, self._folder / "metrics")
         for engine in self._engines:
             engine.forget(name)

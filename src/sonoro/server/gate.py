@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import cast
 
+from sonoro.core.errors import SonoroError
 from sonoro.server.errors import NotReady, TooManyRequests
+from sonoro.server.quotas.counts import Quotas
 from sonoro.transport.client import RequestStream
 from sonoro.transport.table import Count, Table
 
@@ -36,8 +38,10 @@ class Permit:
     """The right to run a request. Released when the engine has finished the stream that it follows, even while the
     client still reads; without a stream, at the end of the block that acquired it."""
 
-    def __init__(self, gate: Gate, owner: str) -> None:
+    def __init__(self, gate: Gate, owner: str, characters: int) -> None:
         self._gate, self._owner, self._stream = gate, owner, cast(RequestStream | None, None)
+        self.characters = characters
+        """How many of the request's text were counted."""
         self._unread_bytes, self._is_held, self._is_over = 0, True, False
         self._idle_timer: asyncio.TimerHandle | None = None
 
@@ -46,12 +50,21 @@ class Permit:
         self._stream = stream
         stream.on_done(self._end)
 
+    def append(self, characters: int) -> None:
+        """Count more text of the request. Raises `OverQuota`."""
+        self.characters += self._gate.append(self._owner, characters)
+
     def await_text(self) -> None:
         """Note that the engine has nothing to do until text comes. After `IDLE_PERMIT_S` the permit is lent to others:
         the engine takes the slot if they need it."""
         self.go_on()
         if self._is_held:
             self._idle_timer = asyncio.get_running_loop().call_later(IDLE_PERMIT_S, self._release)
+
+    @property
+    def has_audio(self) -> bool:
+        """Whether the engine has sent audio."""
+        return self._stream is not None and self._stream.has_audio
 
     @property
     def is_awaiting_text(self) -> bool:
@@ -101,7 +114,10 @@ class Gate:
     its timeout.
 
     The counts are in a `table`: over all front processes of a server they hold as in one. A front that releases a
-    permit gives it to whoever is next, in whichever front, and wakes that front."""
+    permit gives it to whoever is next, in whichever front, and wakes that front.
+
+    With `quotas` a request is counted when it enters or begins to wait, unless they refuse it. It is counted no more if
+    it gets no permit, or ends by an error before its first audio."""
 
     def __init__(
         self,
@@ -112,7 +128,9 @@ class Gate:
         *,
         weights: Mapping[str, float] = MappingProxyType({"": 1.0}),
         table: Table | None = None,
+        quotas: Quotas | None = None,
     ) -> None:
+        self._quotas = quotas
         self._max_concurrency, self._max_waiting, self._wait_s = max_concurrency, max_waiting, wait_s
         self._share, self._weights = share, weights
         self._table = table or Table(gate_columns(weights))
@@ -141,25 +159,56 @@ class Gate:
         return asyncio.get_running_loop().time() - min(oldest_s) if oldest_s else 0.0
 
     @contextlib.asynccontextmanager
-    async def acquire(self, owner: str = "") -> AsyncIterator[Permit]:
-        """Acquire a permit for a request of `owner` for the block. Raises `TooManyRequests` if none is free in time or
-        too many wait, `NotReady` if no engine runs."""
-        await self._wait(owner)
-        permit = Permit(self, owner)
+    async def acquire(self, owner: str = "", characters: int = 0) -> AsyncIterator[Permit]:
+        """Acquire a permit for a request of `owner`, of a text of so many `characters`, for the block. Raises
+        `TooManyRequests` if none is free in time, too many wait, or by quota; `NotReady` if no engine runs."""
+        permit = Permit(self, owner, characters)
+        await self._wait(owner, characters)
         try:
             yield permit
+        except SonoroError:
+            if not permit.has_audio:
+                self._take_back(owner, permit.characters)
+            raise
         finally:
             permit._close()
 
-    async def _wait(self, owner: str) -> None:
+    def held(self, owner: str) -> int:
+        """How many requests of `owner` run or wait, in all fronts."""
+        return self._table.total(f"running-{owner}") + self._table.total(f"waiting-{owner}")
+
+    def most(self, owner: str) -> int:
+        """How many requests of `owner` may run at once."""
+        own = self._quotas.limits[owner].concurrent_requests if self._quotas is not None else 0
+        return min(own or self._max_concurrency, self._max_concurrency)
+
+    def headers(self, owner: str) -> dict[str, str]:
+        """The headers that tell what the quota of `owner` leaves."""
+        return {} if self._quotas is None else self._quotas.headers(owner)
+
+    def append(self, owner: str, characters: int) -> int:
+        """Count more text of a request; return how much of it. Raises `OverQuota`."""
+        if self._quotas is not None and characters:
+            self._quotas.append(owner, characters)
+        return characters
+
+    def _take_back(self, owner: str, characters: int) -> None:
+        """Count a request no more."""
+        if self._quotas is not None:
+            self._quotas.take_back(owner, characters)
+
+    async def _wait(self, owner: str, characters: int) -> None:
         loop, table = asyncio.get_running_loop(), self._table
         self.wake_waiters()
         with table.lock():
-            if not table.total("waiting") and self._room > 0:
+            is_free = not table.total("waiting") and self._room > 0
+            if not is_free and table.total("waiting") >= self._max_waiting:
+                raise TooManyRequests(f"{self.waiting} requests are waiting already; try again later")
+            if self._quotas is not None:
+                self._quotas.admit(owner, characters, self.held(owner))
+            if is_free:
                 self.run(owner)
                 return
-            if table.total("waiting") >= self._max_waiting:
-                raise TooManyRequests(f"{self.waiting} requests are waiting already; try again later")
             waiter = _Waiter(loop.create_future(), loop.time(), owner)
             self._waiting[owner].append(waiter)
             for column in ("waiting", f"waiting-{owner}"):
@@ -169,6 +218,7 @@ class Gate:
                 await waiter.permit
         except (TimeoutError, asyncio.CancelledError) as error:
             self._give_up(waiter)
+            self._take_back(owner, characters)
             if isinstance(error, asyncio.CancelledError):
                 raise
             if not self._share():

@@ -1,6 +1,5 @@
 """API keys: finds the caller behind the key of a connection. Knows no route."""
 
-import hashlib
 import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from starlette.requests import HTTPConnection
 
 from sonoro.server.config import ServerConfig
 from sonoro.server.errors import Unauthorized
+from sonoro.server.quotas.limits import key_name, owner_of
 from sonoro.transport.encoded_voice import VoiceFacts
 
 KEY_PROTOCOL = "openai-insecure-api-key."
@@ -45,8 +45,8 @@ class Keys:
     """The keys of a server. `keyless` is the caller of a connection that has shown no key."""
 
     def __init__(self, config: ServerConfig) -> None:
-        self._callers = {key.encode(): Caller(_owner(key), name=_owner(key)[:8]) for key in config.api_keys}
-        self._callers |= {key.encode(): Caller("", is_admin=True, name=_owner(key)[:8]) for key in config.admin_keys}
+        self._callers = {key.encode(): Caller(owner_of(key), name=key_name(key)) for key in config.api_keys}
+        self._callers |= {key.encode(): Caller("", is_admin=True, name=key_name(key)) for key in config.admin_keys}
         self.owners = len({caller.owner for caller in self._callers.values()}) or 1
         """How many owners of voices there are; all admin keys are one."""
         self.ids = tuple(dict.fromkeys(("", ANONYMOUS.owner, *(caller.owner for caller in self._callers.values()))))
@@ -93,8 +93,3 @@ class Keys:
             raise Unauthorized("give one of the API keys of this server, as Authorization: Bearer KEY")
         connection.state.caller = caller = self._callers[matches[0]]
         connection.state.facts["key"] = caller.name
-
-
-def _owner(key: str) -> str:
-    """The owner id of a key: a digest, which does not reveal the key."""
-    return hashlib.sha256(b"sonoro voices " + key.encode()).hexdigest()[:16]

@@ -67,6 +67,10 @@ class Metrics:
             MultiProcessCollector(self._shown, folder)  # type: ignore[no-untyped-call]
         self._shown.register(self._engines)
 
+    def show(self, collector: Collector) -> None:
+        """Show what `collector` collects too."""
+        self._shown.register(collector)
+
     def _counter(self, name: str, help: str, *labels: str) -> Counter:
         return Counter(f"sonoro_{name}", help, ["model", *labels], registry=self._registry)
 

@@ -16,6 +16,7 @@ from sonoro.server.keys import ANONYMOUS, Caller, Keys
 from sonoro.server.lexicons import LexiconStore
 from sonoro.server.metrics import Metrics
 from sonoro.server.middleware import Budget, Newcomers
+from sonoro.server.quotas.usage_file import UsageFile
 from sonoro.server.shared import Shared
 from sonoro.server.speech import SpeechFactory
 from sonoro.server.voice_directory import VoiceDirectory
@@ -57,6 +58,8 @@ class Service:
         guests = "{} sessions without a key are open"
         self._guests = Budget(MAX_KEYLESS, guests, count=shared.count("guests"))
         self.newcomers = Newcomers(MAX_KEYLESS)
+        # Of several front processes, their parent keeps it.
+        self._usage = UsageFile.of(config, shared.quotas) if shared.table.fronts == 1 else None
         self.created_s = int(time.time())
         self.is_ending = False
         self._on_failure = on_failure
@@ -67,6 +70,8 @@ class Service:
     async def running(self, app: FastAPI) -> AsyncIterator[None]:
         """The application's lifespan: start the engines in the background, and end them with the block."""
         self._starting = asyncio.create_task(self._start())
+        if self._usage is not None:
+            self._usage.start()
         if self.shared.table.fronts > 1:
             self.speech.gate.listen()
             if self.client.is_ready:
@@ -82,6 +87,8 @@ class Service:
             self.voices.store.close()
             self.lexicons.close()
             await self.client.close()
+            if self._usage is not None:
+                await self._usage.close()
             self.shared.table.close()
 
     async def _start(self) -> None:
@@ -109,6 +116,12 @@ class Service:
     def session_count(self) -> int:
         """How many sessions are open."""
         return self._sessions.taken + self._guests.taken
+
+    def stored_voices(self, owner: str) -> int:
+        """How many voices `owner` may register: as its quota says, or an equal share, so that no key fills the store of
+        all."""
+        own = self.shared.quotas.limits[owner].stored_voices if self.shared.quotas is not None else 0
+        return own or max(1, self.client.settings.config.max_registered_voices // self.keys.owners)
 
     async def until_started(self) -> None:
         """Wait until the engines have started or failed; `speech.unready` says which."""

@@ -11,6 +11,7 @@ import msgspec
 from sonoro.server.config import ServerConfig
 from sonoro.server.gate import gate_columns
 from sonoro.server.keys import Keys
+from sonoro.server.quotas.counts import Quotas, quota_columns, quotas_of
 from sonoro.transport.front_link import load_column
 from sonoro.transport.messages import WorkerSettings
 from sonoro.transport.table import Count, Table
@@ -27,15 +28,18 @@ _COUNTS = ("sessions", "guests", "bodies", "answers", "references", BEAT)
 
 def columns(config: ServerConfig, engines: int) -> list[str]:
     """The columns of the table of a server with so many engines."""
-    return [*_COUNTS, *gate_columns(Keys(config).ids), *map(load_column, range(engines))]
+    of_gate = gate_columns(Keys(config).ids)
+    return [*_COUNTS, *of_gate, *quota_columns(config), *map(load_column, range(engines))]
 
 
 @dataclass(frozen=True)
 class Shared:
-    """The `table` of a server, alone or with other fronts, and the weight of each owner of requests."""
+    """The `table` of a server, alone or with other fronts, the weight of each owner of requests, and their `quotas`,
+    None where nothing is counted."""
 
     table: Table
     weights: Mapping[str, float]
+    quotas: Quotas | None
 
     @classmethod
     def of(
@@ -43,7 +47,8 @@ class Shared:
     ) -> Shared:
         """That of front number `row` of a server, or, without a `folder`, of a server of one process."""
         table = Table(columns(config, engines), fronts, front, folder)
-        return cls(table, dict.fromkeys(Keys(config).ids, 1.0))
+        weights = {owner: float(quota.weight) for owner, quota in quotas_of(config).items()}
+        return cls(table, weights, Quotas.of(config, table))
 
     def count(self, name: str) -> Count:
         """One of the counts."""

@@ -86,6 +86,7 @@ class SpeechFactory:
             lambda: client.ready_share,
             weights=shared.weights,
             table=shared.table,
+            quotas=shared.quotas,
         )
         self.bodies = RequestBodies(config.max_total_body_bytes, config.body_timeout_s, shared.count("bodies"))
         held = "responses held in memory have {} bytes"

@@ -180,7 +180,10 @@ async def _engine_events(
         pause_s = 0.0 if script is None else script.lead_s
         yield _listed(*silent_events(speech.request.id, speech.request.text, client.spec.sample_rate, pause_s))
         return
-    async with gate.acquire(speech.owner) as permit, contextlib.aclosing(await client.open(speech.request)) as stream:
+    async with (
+        gate.acquire(speech.owner, len(speech.request.text)) as permit,
+        contextlib.aclosing(await client.open(speech.request)) as stream,
+    ):
         permit.follow(stream)
         yield stream
 
@@ -265,7 +268,8 @@ class SpeechResponse(Response):
         """Send the headers, if they were not, and a part of the body. Raises `SlowReader` if it is not read in time."""
         if not self._has_begun:
             self._has_begun = True
-            raw = [(name.encode(), value.encode()) for name, value in self._speech.headers.items()]
+            headers = self._speech.headers | self._gate.headers(self._speech.owner)
+            raw = [(name.encode(), value.encode()) for name, value in headers.items()]
             async with taken_within(self._timeout_s):
                 await send({"type": "http.response.start", "status": 200, "headers": raw})
         if self._body is not None and body and len(body) <= SEND_BYTES:

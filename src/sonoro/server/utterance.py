@@ -14,7 +14,7 @@ from sonoro.core.events import Word, at_speed
 from sonoro.core.logs import log_event
 from sonoro.core.types import AudioChunk, Finished, SpeechRequest, is_speakable
 from sonoro.server.bodies import faults_field
-from sonoro.server.errors import SlowReader
+from sonoro.server.errors import SlowReader, TooManyRequests
 from sonoro.server.gate import Permit
 from sonoro.server.keys import Caller
 from sonoro.server.schemas import SpeechBody
@@ -93,10 +93,20 @@ class Utterance:
         most = self._service.config.max_characters
         if len(self.text) > most:
             self._abort(InvalidRequest("input", f"{len(self.text)} characters", f"it must have at most {most}"))
-        elif self._answer is not None:
+        elif self._answer is not None and self._is_counted(text):
             self._speak_text(self._answer, text)
             if self._permit is not None and self._permit.is_awaiting_text:
                 self._permit.await_text()
+
+    def _is_counted(self, text: str) -> bool:
+        """Count `text` to the caller's quota, or abort."""
+        try:
+            if self._permit is not None:
+                self._permit.append(len(text))
+        except TooManyRequests as error:
+            self._abort(error)
+            return False
+        return True
 
     def end_text(self) -> None:
         """Mark the text as complete."""
@@ -173,10 +183,11 @@ class Utterance:
 
     async def _speak(self) -> str:
         async with (
-            self._service.speech.gate.acquire(self._listener.caller.owner) as permit,
+            self._service.speech.gate.acquire(self._listener.caller.owner, len(self.text)) as permit,
             contextlib.aclosing(await self._service.client.open(self._request)) as answer,
         ):
             permit.follow(answer)
+            permit.append(len(self.text) - permit.characters)
             self._answer, self._permit = answer, permit
             self._speak_text(answer, self.text)
             if self.is_text_whole:

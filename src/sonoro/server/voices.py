@@ -140,8 +140,7 @@ def _free_name(service: Service, caller: Caller, name: str) -> str:
     mine = f"{called}.{caller.owner}" if caller.owner else called
     if any(facts.name in (called, mine) for facts in service.voices.store.voices):
         raise VoiceExists("name", name, "a voice of that name is registered; delete it first")
-    # Equal shares, so that no key fills the store of all.
-    share = max(1, service.client.settings.config.max_registered_voices // service.keys.owners)
+    share = service.stored_voices(caller.owner)
     if service.voices.store.count(caller.owner) >= share:
         raise TooManyVoices(f"{share} voices of this key are registered, as many as it may have; delete one first")
     return mine

@@ -40,6 +40,8 @@ class RequestStream:
         self._timer: asyncio.TimerHandle | None = None
         self._on_end: Callable[[], None] | None = None
         self.unread_bytes = 0
+        self.has_audio = False
+        """Whether the engine has sent audio."""
         self.is_ended = False
         """Whether the engine has finished the request; audio may still be unread."""
         self.is_closed = False
@@ -98,6 +100,7 @@ class RequestStream:
         """Add audio from the engine."""
         if self.is_closed:
             return
+        self.has_audio = True
         self._events.append(chunk)
         self._wake()
         self.unread_bytes += len(chunk.pcm)

@@ -1,7 +1,8 @@
 """Counters that the processes of one server share: a row for each process, a column for each name.
 
-A row has what its process holds; so that is known, and is cleared, when the process has died. Counts are exact, as
-`add` takes the lock. A server of one process has a table of one row, in its own memory."""
+A row has what its process holds; so that is known, and is cleared, when the process has died. One further row is the
+server's own, which outlasts them. Counts are exact, as `add` takes the lock. A server of one process has a table in its
+own memory."""
 
 import asyncio
 import contextlib
@@ -9,7 +10,7 @@ import fcntl
 import mmap
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 _BYTES = 8
@@ -22,9 +23,11 @@ class Table:
     def __init__(self, columns: Sequence[str], fronts: int = 1, front: int = 0, folder: Path | None = None) -> None:
         self._columns = {name: number for number, name in enumerate(columns)}
         self.fronts, self.front, self._width = fronts, front, len(columns)
+        self.server = fronts
+        """The row of the server, to be named in place of a front's."""
         self._folder, self._lock_file, self._is_locked = folder, -1, False
         self._poked: socket.socket | None = None
-        length = _BYTES * fronts * self._width
+        length = _BYTES * (fronts + 1) * self._width
         if folder is None:
             self._cells = memoryview(bytearray(length)).cast("q")
         else:
@@ -34,7 +37,7 @@ class Table:
     @staticmethod
     def create(columns: Sequence[str], fronts: int, folder: Path) -> None:
         """Make the file of a table of zeros."""
-        (folder / "table").write_bytes(bytes(_BYTES * fronts * len(columns)))
+        (folder / "table").write_bytes(bytes(_BYTES * (fronts + 1) * len(columns)))
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -64,9 +67,9 @@ class Table:
             self._cells[at] += count
 
     def total(self, name: str) -> int:
-        """The sum over all fronts."""
+        """The sum over all rows."""
         if self.fronts == 1:
-            return self._cells[self._columns[name]]
+            return self._cells[self._columns[name]] + self._cells[self._columns[name] + self._width]
         return sum(self._cells[self._columns[name] :: self._width])
 
     def take(self, name: str, count: int, most: int) -> bool:
@@ -77,9 +80,11 @@ class Table:
             self.add(name, count)
             return True
 
-    def clear(self, front: int) -> None:
-        """Set a front to zeros."""
+    def clear(self, front: int, kept: Collection[str] = ()) -> None:
+        """Set a front to zeros; what it has in the columns `kept` is added to the server's row."""
         with self.lock():
+            for name in kept:
+                self.add(name, self.get(name, front), self.server)
             for name in self._columns:
                 self.set(name, 0, front)
 
