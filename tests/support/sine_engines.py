@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import os
+import random
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
@@ -200,6 +201,37 @@ def frames_alone(model: SpeechModel, one: SpeechRequest) -> dict[tuple[int, int]
     assert isinstance(end(watched.say(one), one.id), Finished)
     assert not any(watched.shared)
     return watched.frames
+
+
+def speak_at_once(
+    watched: Watched,
+    requests: Sequence[SpeechRequest],
+    expected: dict[tuple[int, int], Tensor],
+    draw: random.Random,
+    tolerance: float = 0.0,
+) -> None:
+    """All `requests`, named by their numbers, in one engine that is short of pages, of which a few are cancelled; the
+    others make the frames that are `expected` of each (seed, segment)."""
+    engine, events, cancelled = watched.engine, list[Any](), set[int]()
+    for one in requests:
+        engine.submit(one)
+    while engine.has_work:
+        events += watched.tick()
+        if draw.random() < 0.05:
+            cancelled.add(number := draw.randrange(len(requests)))
+            engine.cancel(str(number))
+        assert engine.prefixes.kept_bytes <= engine.config.prefix_cache_bytes
+    events += drain(engine)
+    for one in requests:
+        made = expected[one.seed or 0, 0]
+        got = watched.frames.get((one.seed or 0, 0), made[:0])
+        finished = end(events, one.id)
+        assert isinstance(finished, Finished), finished
+        torch.testing.assert_close(got, made[: len(got)], rtol=0, atol=tolerance)
+        assert len(got) == len(made) or int(one.id) in cancelled
+    assert 1 <= len(cancelled) <= 8
+    assert engine.prefixes.hits > 3
+    assert engine.prefixes.evictions > 0
 
 
 CONFIG = EngineConfig(slots=4, max_positions=1200, max_frames=512, segment_letters=400)

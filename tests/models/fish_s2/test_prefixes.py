@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 import tiny_fish
 import torch
-from sine_engines import PAGE, Watched, drain, end, frames_alone
-from torch import Tensor
+from sine_engines import PAGE, Watched, end, frames_alone, speak_at_once
 
-from sonoro.core.types import Finished, Reference, SpeechRequest
+from sonoro.core.types import Reference, SpeechRequest
 from sonoro.models.base import SpeechModel
 from sonoro.models.fish_s2.model import FAMILY
 
@@ -121,30 +120,3 @@ def test_several_voices_at_once_say_what_each_says_alone(model: SpeechModel) -> 
         page_bytes = PAGE * model.position_bytes
         watched = Watched(model, slots=4, pages=pages, prefix_cache_bytes=kept * page_bytes, **changes)
         speak_at_once(watched, requests, expected, draw)
-
-
-def speak_at_once(
-    watched: Watched, requests: list[SpeechRequest], expected: dict[tuple[int, int], Tensor], draw: random.Random
-) -> None:
-    """All `requests` in one engine, of which a few are cancelled; the others make what is `expected`."""
-    engine, events, cancelled = watched.engine, list[Any](), set[int]()
-    most_bytes = engine.config.prefix_cache_bytes
-    for one in requests:
-        engine.submit(one)
-    while engine.has_work:
-        events += watched.tick()
-        if draw.random() < 0.05:
-            cancelled.add(number := draw.randrange(len(requests)))
-            engine.cancel(str(number))
-        assert engine.prefixes.kept_bytes <= most_bytes
-    events += drain(engine)
-    for one in requests:
-        finished = end(events, one.id)
-        assert isinstance(finished, Finished), finished
-        codes = expected[one.seed or 0, 0]
-        got = watched.frames.get((one.seed or 0, 0), codes[:0])
-        assert torch.equal(got, codes[: len(got)])
-        assert len(got) == len(codes) or int(one.id) in cancelled
-    assert 1 <= len(cancelled) <= 8
-    assert engine.prefixes.hits > 3
-    assert engine.prefixes.evictions > 0

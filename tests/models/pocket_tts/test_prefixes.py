@@ -2,21 +2,21 @@
 speaks it alone. In float64: rows behind pages round differently, which feedback amplifies."""
 
 import random
-from typing import Any
 
 import pytest
 import tiny_pocket
 import torch
 from parity import rounding_by_shape
-from sine_engines import PAGE, Watched, drain, end, frames_alone
+from sine_engines import PAGE, Watched, frames_alone, speak_at_once
 from torch import Tensor
 
-from sonoro.core.types import Finished, Reference, SpeechRequest
+from sonoro.core.types import Reference, SpeechRequest
 from sonoro.models.base import SpeechModel
 from sonoro.models.pocket_tts.model import FAMILY
 
 __all__ = ["rounding_by_shape"]
 
+TOLERANCE = 1e-9
 VOICES = ("alba", "anna", "azelma", "jean", "marius")
 """Of 19, 36, 53, 70 and 87 positions: one without a whole page, all with some positions beside."""
 
@@ -31,7 +31,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> SpeechModel:
 
 
 def assert_alike(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+    torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE)
 
 
 def request(name: int, text: str, voice: str = "jean", **fields: object) -> SpeechRequest:
@@ -96,21 +96,4 @@ def test_several_voices_at_once_say_what_each_says_alone(model: SpeechModel) -> 
     expected = dict(item for one in requests for item in frames_alone(model, one).items())
     padded = {"prefill_buckets": (64, 512), "frame_batches": (1, 2, 4), "codec_batches": (1, 4)}
     watched = Watched(model, slots=4, max_positions=160, pages=10, **padded)
-    engine, events, cancelled = watched.engine, list[Any](), set[str]()
-    for one in requests:
-        engine.submit(one)
-    while engine.has_work:
-        events += watched.tick()
-        if draw.random() < 0.05:
-            cancelled.add(name := str(draw.randrange(16)))
-            engine.cancel(name)
-    events += drain(engine)
-    for one in requests:
-        made = expected[one.seed or 0, 0]
-        got = watched.frames.get((one.seed or 0, 0), made[:0])
-        assert isinstance(end(events, one.id), Finished)
-        assert len(got) == len(made) or one.id in cancelled
-        assert_alike(got, made[: len(got)])
-    assert 1 <= len(cancelled) <= 8
-    assert engine.prefixes.hits > 3
-    assert engine.prefixes.evictions > 0
+    speak_at_once(watched, requests, expected, draw, TOLERANCE)

@@ -6,22 +6,24 @@ In float64: rows that are prefilled beside others, or behind pages, round differ
 
 import random
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import tiny_vox
 import torch
 from parity import rounding_by_shape
-from sine_engines import PAGE, Watched, drain, end, frames_alone
+from sine_engines import PAGE, Watched, frames_alone, speak_at_once
 from torch import Tensor
 
-from sonoro.core.types import Finished, Reference, SpeechRequest
+from sonoro.core.types import Reference, SpeechRequest
 from sonoro.models.base import SpeechModel
 from sonoro.models.voxcpm2.backbone import VoxLM
 from sonoro.models.voxcpm2.model import FAMILY
 
 __all__ = ["rounding_by_shape"]
+
+TOLERANCE = 1e-9
+"""Two float64 computations in another order, amplified by a dozen frames of feedback."""
 
 SHARED = 6
 """Whole pages of 200 patches between their two marks."""
@@ -38,8 +40,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> SpeechModel:
 
 
 def assert_alike(found: Tensor, expected: Tensor) -> None:
-    """1e-9: two float64 computations in another order, amplified by a dozen frames of feedback."""
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+    torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE)
 
 
 def recording(number: int, **fields: object) -> Reference:
@@ -135,21 +136,4 @@ def test_several_voices_at_once_say_what_each_says_alone(model: SpeechModel) -> 
     expected = dict(item for one in requests for item in frames_alone(model, one).items())
     padded = {"prefill_buckets": (64, 512), "frame_batches": (1, 2, 4), "codec_batches": (1, 4)}
     watched = Watched(model, slots=4, max_positions=512, pages=24, **padded)
-    engine, events, cancelled = watched.engine, list[Any](), set[str]()
-    for one in requests:
-        engine.submit(one)
-    while engine.has_work:
-        events += watched.tick()
-        if draw.random() < 0.05:
-            cancelled.add(name := str(draw.randrange(16)))
-            engine.cancel(name)
-    events += drain(engine)
-    for one in requests:
-        made = expected[one.seed or 0, 0]
-        got = watched.frames.get((one.seed or 0, 0), made[:0])
-        assert isinstance(end(events, one.id), Finished)
-        assert len(got) == len(made) or one.id in cancelled
-        assert_alike(got, made[: len(got)])
-    assert 1 <= len(cancelled) <= 8
-    assert engine.prefixes.hits > 3
-    assert engine.prefixes.evictions > 0
+    speak_at_once(watched, requests, expected, draw, TOLERANCE)
