@@ -210,6 +210,28 @@ def test_a_full_server_of_several_fronts_is_shared_by_weight(tmp_path: Path) -> 
     assert 0.9 < served[THREE] / (3 * served[ONE]) < 1.1
 
 
+@pytest.mark.parametrize("crowd", [(11, 5), (4, 20, 8)])
+@pytest.mark.parametrize("permits", [2, 6])
+def test_no_front_starves_beside_one_where_more_ask(crowd: tuple[int, ...], permits: int, tmp_path: Path) -> None:
+    """Clients that always ask are served alike, whichever front they have got."""
+    served = [0] * len(crowd)
+
+    async def ask(gate: Gate, front: int) -> None:
+        while sum(served) < 3000:
+            async with gate.acquire(ONE):
+                served[front] += 1
+                await asyncio.sleep(0)
+
+    async def share() -> None:
+        config = dataclasses.replace(config_of(), max_concurrency=permits)
+        with gates_of(config, tmp_path, len(crowd)) as gates:
+            await asyncio.gather(*(ask(gates[front], front) for front, count in enumerate(crowd) for _ in range(count)))
+
+    run(share())
+    each = [count / clients for count, clients in zip(served, crowd, strict=True)]
+    assert max(each) < 1.2 * min(each), served
+
+
 def test_limits_are_those_of_all_fronts(tmp_path: Path) -> None:
     """However requests fall on them."""
     config = config_of(one={"concurrent_requests": 3}, three={"requests_per_minute": 5})

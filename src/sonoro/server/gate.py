@@ -21,6 +21,9 @@ NO_ENGINE = "the engine process ended or hangs, and another does not run yet"
 MAX_UNREAD_BYTES = 256 * 2**20
 """Bound of a gate's `unread_bytes`."""
 
+TURN = 2**20
+"""What a front has of a round: a permit that it gets uses this, divided by how many wait there."""
+
 IDLE_PERMIT_S = 2.0
 """How long a request may hold a permit while it waits for its client's text."""
 
@@ -279,8 +282,7 @@ class Gate:
         while room > 0 and table.total("waiting") > 0:
             wanting = [owner for owner in self._weights if table.total(f"waiting-{owner}") > 0]
             owner = min(wanting, key=lambda one: (table.total(f"running-{one}") + 1) / self._weights[one])
-            # In turn by how many wait, so that no front starves.
-            front = max(range(table.fronts), key=lambda front: table.get(f"waiting-{owner}", front))
+            front = self._next_front(owner)
             for column in ("waiting", f"waiting-{owner}"):
                 table.add(column, -1, front)
             for column in ("running", f"running-{owner}", f"given-{owner}"):
@@ -289,6 +291,17 @@ class Gate:
             room -= 1
         for front in awake - {table.front}:
             table.wake(front)
+
+    def _next_front(self, owner: str) -> int:
+        """The front whose turn it is of those where requests of `owner` wait, in proportion to how many do (start-time
+        fair queueing). By the most alone, one front could always be next, as its clients ask again."""
+        table, turn = self._table, f"turn-{owner}"
+        waiting = {front: count for front in range(table.fronts) if (count := table.get(f"waiting-{owner}", front)) > 0}
+        front = min(waiting, key=lambda one: table.get(turn, one))
+        now = max(table.get(turn, table.server), table.get(turn, front))
+        table.set(turn, now, table.server)
+        table.set(turn, now + TURN // waiting[front], front)
+        return front
 
     def _admit(self, owner: str) -> None:
         """Give a permit of `owner` to one who waits here."""
@@ -306,5 +319,5 @@ class Gate:
 
 def gate_columns(owners: Iterable[str]) -> list[str]:
     """The columns of a gate in a table."""
-    by_owner = [f"{name}-{owner}" for name in ("waiting", "running", "given") for owner in owners]
+    by_owner = [f"{name}-{owner}" for name in ("waiting", "running", "given", "turn") for owner in owners]
     return ["waiting", "running", "unread_bytes", *by_owner]
