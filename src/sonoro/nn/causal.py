@@ -81,16 +81,16 @@ class CausalConv1d(CausalLayer):
 
 
 class CausalStridedConv1d(CausalLayer):
-    """Strided causal convolution, [B, T, C_in] to [B, T / stride, C_out]; left context kernel - stride columns.
-    T must be a multiple of the stride."""
+    """Strided causal convolution, [B, T, C_in] to [B, ceil(T / stride), C_out]; left context kernel - stride columns.
+    T is a multiple of the stride but for the last columns of a stream, which zeros follow."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel: int, stride: int) -> None:
         super().__init__(kernel - stride, in_channels)
         self.conv = nn.Conv1d(in_channels, out_channels, kernel, stride)
 
     def forward(self, x: Tensor, history: Context) -> Tensor:
-        assert x.shape[1] % self.conv.stride[0] == 0, (x.shape, self.conv.stride)
-        return self.conv(history.extend(self.key, x, self.length).mT).mT
+        x, beyond = history.extend(self.key, x, self.length).mT, -x.shape[1] % self.conv.stride[0]
+        return self.conv(F.pad(x, (0, beyond)) if beyond else x).mT
 
 
 class CausalConvTranspose1d(CausalLayer):

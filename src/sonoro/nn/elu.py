@@ -16,9 +16,9 @@ from sonoro.nn.history import Context
 class EluUnit(nn.Module):
     """Two convolutions, each after an ELU, plus the input; the inner width is `channels` / `compress`."""
 
-    def __init__(self, channels: int, kernel: int, compress: int) -> None:
+    def __init__(self, channels: int, kernel: int, compress: int, dilation: int = 1) -> None:
         super().__init__()
-        self.conv1 = CausalConv1d(channels, channels // compress, kernel)
+        self.conv1 = CausalConv1d(channels, channels // compress, kernel, dilation)
         self.conv2 = CausalConv1d(channels // compress, channels, 1)
 
     def forward(self, x: Tensor, history: Context) -> Tensor:
@@ -61,18 +61,27 @@ class EluVocoder(nn.ModuleDict):
 
 
 class EluEncoder(nn.ModuleDict):
-    """Samples [B, T * `hop`] to columns [B, T, width], by the same layers in mirrored order; `ratios` from the samples
-    on."""
+    """Samples [B, T * `hop`] to columns [B, T, width], by the same layers in mirrored order, the last of a stream to
+    the columns begun; `ratios` from the samples on, with a unit for each of `dilations`."""
 
     def __init__(
-        self, width: int, channels: int, ratios: Sequence[int], kernels: tuple[int, int, int], compress: int
+        self,
+        width: int,
+        channels: int,
+        ratios: Sequence[int],
+        kernels: tuple[int, int, int],
+        compress: int,
+        *,
+        dilations: Sequence[int] = (1,),
     ) -> None:
         super().__init__({"0": CausalConv1d(1, channels, kernels[0])})
-        for index, ratio in enumerate(ratios):
-            self[str(3 * index + 1)] = EluUnit(channels, kernels[1], compress)
-            self[str(3 * index + 3)] = CausalStridedConv1d(channels, 2 * channels, 2 * ratio, ratio)
+        at = 1
+        for ratio in ratios:
+            self.update({str(at + n): EluUnit(channels, kernels[1], compress, d) for n, d in enumerate(dilations)})
+            at += len(dilations) + 2
+            self[str(at - 1)] = CausalStridedConv1d(channels, 2 * channels, 2 * ratio, ratio)
             channels *= 2
-        self[str(3 * len(ratios) + 2)] = CausalConv1d(channels, width, kernels[2])
+        self[str(at + 1)] = CausalConv1d(channels, width, kernels[2])
         self.hop = math.prod(ratios)
 
     def forward(self, audio: Tensor, history: Context) -> Tensor:

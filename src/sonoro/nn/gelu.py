@@ -19,10 +19,11 @@ class LayerNorm(nn.LayerNorm):
 
 
 class GeluFeedForward(nn.Module):
-    """Two matrices, GELU between them."""
+    """Two matrices, GELU between them, `approximate` as in torch."""
 
-    def __init__(self, width: int, inner: int) -> None:
+    def __init__(self, width: int, inner: int, approximate: str = "tanh") -> None:
         super().__init__()
+        self.approximate = approximate
         self.up_proj = Linear(width, inner, bias=False)
         self.down_proj = Linear(inner, width, bias=False)
 
@@ -31,7 +32,7 @@ class GeluFeedForward(nn.Module):
 
     def inner(self, x: Tensor) -> Tensor:
         """What the second matrix is given."""
-        return F.gelu(self.up_proj(x), approximate="tanh")
+        return F.gelu(self.up_proj(x), approximate=self.approximate)
 
 
 class GeluLayer(DecoderLayer):
@@ -61,13 +62,13 @@ class GeluLayer(DecoderLayer):
 class GeluWindowLayer(nn.Module):
     """A layer of `WindowLayers`, with layer scales."""
 
-    def __init__(self, config: WindowConfig) -> None:
+    def __init__(self, config: WindowConfig, approximate: str = "tanh") -> None:
         super().__init__()
         self.input_layernorm = LayerNorm(config.width, config.norm_eps)
         self.self_attn = WindowAttention(config)
         self.self_attn_layer_scale = LayerScale(config.width)
         self.post_attention_layernorm = LayerNorm(config.width, config.norm_eps)
-        self.mlp = GeluFeedForward(config.width, config.intermediate)
+        self.mlp = GeluFeedForward(config.width, config.intermediate, approximate)
         self.mlp_layer_scale = LayerScale(config.width)
 
     def forward(self, x: Tensor, rotary: Rotary, mask: Tensor, history: Context) -> Tensor:

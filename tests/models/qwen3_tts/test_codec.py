@@ -149,14 +149,14 @@ def test_encoder_latents_are_differentiable_and_cover_the_audio():
     config = dataclasses.replace(config, num_key_value_heads=2, intermediate_size=24, codebook_size=16, codebook_dim=8)
     encoder = fill(CodecEncoder(config, 4)).double()
     for samples in (1, 1920, 1921):
-        audio = torch.randn(2, 1, samples, dtype=torch.float64).requires_grad_()
+        audio = torch.randn(2, samples, dtype=torch.float64).requires_grad_()
         latents = encoder.latents(audio)
         assert latents.shape == (2, 16, math.ceil(samples / 1920))
         latents.square().sum().backward()
         assert audio.grad.any()
     codes = encoder.quantize(latents)
     assert codes.shape == (2, 2, 4)
-    assert torch.equal(codes[1], encoder.encode(audio[1, 0].detach()))
+    assert torch.equal(codes[1], encoder.encode(audio[1].detach()))
 
 
 @pytest.mark.parametrize(("ratios", "layers", "kernel"), [((2, 3), 1, 7), ((3, 2), 2, 3), ((4,), 3, 1)])
@@ -168,7 +168,7 @@ def test_the_encoder_convolves_a_long_recording_in_pieces(ratios, layers, kernel
     config = dataclasses.replace(config, kernel_size=kernel, intermediate_size=64, num_hidden_layers=2)
     config = dataclasses.replace(config, num_attention_heads=4, num_key_value_heads=4, head_dim=8)
     encoder = fill(CodecEncoder(dataclasses.replace(config, codebook_size=32, codebook_dim=8), 4)).double()
-    audio = torch.randn(1, 1, 331, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    audio = torch.randn(1, 331, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     with torch.no_grad():
         whole = encoder.latents(audio)
         for columns in (1, 2, 5, 20, 1000):

@@ -72,7 +72,11 @@ def main_fusions(config: ModelConfig) -> tuple[Fusion, ...]:
 def codec_fusions(config: CodecConfig) -> tuple[Fusion, ...]:
     decoder, encoder = config.decoder_config, config.encoder_config
     fusions = _parted("decoder.pre_transformer.", decoder)
-    return fusions if encoder is None else fusions + _parted("encoder.encoder_transformer.", encoder)
+    if encoder is None:
+        return fusions
+    layers = {"mlp.up_proj": "mlp.fc1", "mlp.down_proj": "mlp.fc2", "conv1": "block.1", "conv2": "block.3"}
+    names = tuple(Fusion("encoder.encoder", ours, {theirs: 1}) for ours, theirs in layers.items())
+    return fusions + _parted("encoder.encoder_transformer.", encoder) + names
 
 
 def _parted(prefix: str, sizes: _Stack) -> tuple[Fusion, ...]:
