@@ -1,6 +1,8 @@
 """Pocket TTS beside the official package on one CPU core, or one GPU, with equal random weights at full size, in turns.
 
     python benchmarks/beside_pocket.py --reference PYTHON --out benchmarks/results/beside-pocket-epyc.json
+    python benchmarks/beside_pocket.py --reference PYTHON --device cuda --arms english_2026-10:none \\
+        english_2026-09_24l:none --out benchmarks/results/beside-pocket-h200.json
 
 PYTHON is an interpreter with `pocket-tts` and torch. Both read one checkpoint in the released layout and a voice that
 the package has exported, and speak one text for a fixed number of frames, by turns on the same core. Time is CPU time
@@ -36,7 +38,7 @@ from sonoro.models.pocket_tts.weights import FILES
 from sonoro.models.shared.model_files import MODEL_FILES
 
 ARMS = ("english_2026-10:none", "english_2026-10:int8", "english_2m_2026-10:none")
-"""Releases, and the format of their layers."""
+"""Releases of six layers, or 2m, and the format of their weights. Those of 24 layers are named `..._24l`."""
 
 
 def write_checkpoint(folder: Path, release: str) -> None:
