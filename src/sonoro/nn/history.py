@@ -4,7 +4,7 @@ A layout gives, for each layer's key, how many columns are kept and how wide the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -55,6 +55,19 @@ class WholeContext:
 
 
 WHOLE = WholeContext()
+
+
+def in_pieces(run: Callable[[Tensor, Context], Tensor], audio: Tensor, samples: int, layout: Layout) -> Tensor:
+    """`run`, of [1, S, ...] to [1, T, ...], over pieces of `audio` of so many `samples`, with the left context that
+    `layout` describes: at once, a minute takes gigabytes and occupies the GPU for long."""
+    context, made = History.stream(layout, audio), dict[int, Tensor]()
+    pieces = audio.split(samples, dim=1)
+    # On the meta device, where launches are listed, pieces of one length launch the same.
+    keys = [piece.shape[1] if piece.is_meta else number for number, piece in enumerate(pieces)]
+    for key, piece in zip(keys, pieces, strict=True):
+        if key not in made:
+            made[key] = run(piece, context)
+    return torch.cat([made[key] for key in keys], dim=1)
 
 
 @dataclass(frozen=True)

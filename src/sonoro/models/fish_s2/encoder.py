@@ -11,14 +11,13 @@ from torch import Tensor, nn
 
 from sonoro.nn.causal import CausalConv1d, name_layers
 from sonoro.nn.codebooks import encode
-from sonoro.nn.history import WHOLE, Context, History
+from sonoro.nn.history import WHOLE, Context, in_pieces
 from sonoro.nn.vocoder import DownsampleBlock, Downsampler, LinearSnake
 from sonoro.nn.window import WindowTransformer
 
 from .decoder import CodecConfig, Quantizer
 
-_PIECE_FRAMES = 43
-"""Frames convolved at a time, 2 s of audio: half a minute at once takes gigabytes and occupies the GPU for long."""
+_PIECE_FRAMES = 43  # Convolved at a time, 2 s of audio.
 
 
 class CodecEncoder(nn.Module):
@@ -40,16 +39,8 @@ class CodecEncoder(nn.Module):
     def encode(self, audio: Tensor, quantizer: Quantizer) -> Tensor:
         """Encode mono `audio` [S], S at least 1, to frames [T, K] int64, T = ceil(S / hop)."""
         weight = self.pre_module.norm.weight
-        context = History.stream(self.layout, weight)
         padded = F.pad(audio.to(weight), (0, -len(audio) % self.hop))[None, :, None]
-        convolved: dict[int, Tensor] = {}
-        pieces = padded.split(_PIECE_FRAMES * self.hop, dim=1)
-        # On the meta device, where launches are listed, pieces of one length launch the same.
-        keys = [piece.shape[1] if piece.is_meta else number for number, piece in enumerate(pieces)]
-        for key, piece in zip(keys, pieces, strict=True):
-            if key not in convolved:
-                convolved[key] = self._convolved(piece, context)
-        x = self.downsample(torch.cat([convolved[key] for key in keys], dim=1), WHOLE)
+        x = self.downsample(in_pieces(self._convolved, padded, _PIECE_FRAMES * self.hop, self.layout), WHOLE)
         return encode(quantizer.levels, self.pre_module(x, WHOLE))[0]
 
     def _convolved(self, x: Tensor, history: Context) -> Tensor:

@@ -7,13 +7,12 @@ from torch import Tensor, nn
 from sonoro.nn.causal import name_layers
 from sonoro.nn.elu import EluEncoder
 from sonoro.nn.gelu import GeluWindowLayer
-from sonoro.nn.history import WHOLE, Context, History
+from sonoro.nn.history import WHOLE, Context, in_pieces
 from sonoro.nn.window import WindowLayers
 
 from .config import CodecConfig
 
-_PIECE_FRAMES = 50
-"""Frames at a time, 4 s of audio: a minute at once takes gigabytes and occupies the GPU for long."""
+_PIECE_FRAMES = 50  # Convolved at a time, 4 s of audio.
 
 
 class CodecEncoder(nn.Module):
@@ -37,8 +36,7 @@ class CodecEncoder(nn.Module):
     def encode(self, audio: Tensor) -> Tensor:
         """Encode mono `audio` [S], S at least 1, to latents [ceil(S / hop), D]. No sync."""
         weight = self.downsample.weight
-        context = History.stream(self.layout, weight)
         filled = F.pad(audio.to(weight), (0, -len(audio) % self.hop))[None]
-        x = torch.cat([self(piece, context) for piece in filled.split(_PIECE_FRAMES * self.hop, dim=1)], dim=1)
+        x = in_pieces(self, filled, _PIECE_FRAMES * self.hop, self.layout)
         # The first column stands for those before it.
         return self.downsample(F.pad(x.mT, (self.columns, 0), "replicate"))[0].mT

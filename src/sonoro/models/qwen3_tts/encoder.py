@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sonoro.nn.causal import name_layers
 from sonoro.nn.elu import EluEncoder
 from sonoro.nn.gelu import GeluWindowLayer
-from sonoro.nn.history import WHOLE, History
+from sonoro.nn.history import WHOLE, in_pieces
 from sonoro.nn.window import WindowConfig, WindowLayers
 
 from .config import CodecEncoderConfig
@@ -21,8 +21,7 @@ _DOWNSAMPLE_STRIDE = 2
 """From the transformer's 25 Hz to the codec's 12.5 frames per second."""
 
 _ALL_COLUMNS = 1 << 30
-_PIECE_COLUMNS = 100
-"""Columns convolved at a time, 4 s of audio: a minute at once takes gigabytes and occupies the GPU for long."""
+_PIECE_COLUMNS = 100  # Convolved at a time, 4 s of audio.
 
 
 def _convolutions(config: CodecEncoderConfig) -> EluEncoder:
@@ -106,9 +105,7 @@ class CodecEncoder(nn.Module):
         if piece_columns is None:
             x = convolve(audio, WHOLE)
         else:
-            context = History.stream(self.layout, audio)
-            pieces = audio.split(piece_columns * self.column, dim=1)
-            x = torch.cat([convolve(piece, context) for piece in pieces], dim=1)
+            x = in_pieces(convolve, audio, piece_columns * self.column, self.layout)
         x = attend(x, WHOLE).mT
         # The first column stands for those before it, and the last for those behind it.
         padding = (_DOWNSAMPLE_STRIDE, -x.shape[-1] % _DOWNSAMPLE_STRIDE)

@@ -6,13 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from sonoro.nn.causal import CausalConv1d, name_layers
-from sonoro.nn.history import WHOLE, Context, History
+from sonoro.nn.history import WHOLE, Context, in_pieces
 from sonoro.nn.vocoder import DepthwiseUnit, DownsampleBlock, LinearSnake
 
 from .decoder import CodecConfig
 
-_PIECE_COLUMNS = 100
-"""Columns convolved at a time, 4 s of audio: a minute at once takes gigabytes and occupies the GPU for long."""
+_PIECE_COLUMNS = 100  # Convolved at a time, 4 s of audio.
 
 
 class CodecEncoder(nn.Module):
@@ -39,6 +38,4 @@ class CodecEncoder(nn.Module):
     def encode(self, audio: Tensor) -> Tensor:
         """Encode mono `audio` [T * hop], T at least 1, to latents [T, D]. No sync."""
         weight = self.fc_mu.conv.weight
-        context = History.stream(self.layout, weight)
-        pieces = audio.to(weight)[None].split(_PIECE_COLUMNS * self.hop, dim=1)
-        return torch.cat([self(piece, context) for piece in pieces], dim=1)[0]
+        return in_pieces(self, audio.to(weight)[None], _PIECE_COLUMNS * self.hop, self.layout)[0]
