@@ -39,8 +39,8 @@ class FlowHead(nn.Module):
     @property
     def modulators(self) -> list[Linear]:
         """The layers whose products are one."""
-        blocks = [cast(FlowBlock, block).modulation for block in self.res_blocks]
-        return [*blocks, cast(Linear, cast(nn.ModuleDict, self.final_layer["adaLN_modulation"])["1"])]
+        parts = [*(block.adaLN_modulation for block in self.res_blocks), self.final_layer["adaLN_modulation"]]
+        return [cast(Linear, cast(nn.ModuleDict, part)["1"]) for part in parts]
 
     def finalize(self) -> None:
         self.modulations = Linear.derived(torch.cat([part.weight for part in self.modulators]))
@@ -89,10 +89,6 @@ class FlowBlock(nn.Module):
         self.in_ln = nn.LayerNorm(width, eps=_BLOCK_EPS)
         self.mlp = nn.ModuleDict({"0": Linear(width, width), "2": Linear(width, width)})
         self.adaLN_modulation = nn.ModuleDict({"1": Linear(width, 3 * width)})
-
-    @property
-    def modulation(self) -> Linear:
-        return cast(Linear, self.adaLN_modulation["1"])
 
     def forward(self, x: Tensor, shift: Tensor, scale: Tensor, gate: Tensor) -> Tensor:
         normed = self.in_ln(x)

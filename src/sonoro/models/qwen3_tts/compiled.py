@@ -13,15 +13,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from sonoro.models.shared.compiled import (
-    Addresses,
-    PackedWeights,
-    library_for,
-    prompt_runner,
-    room_of,
-    stack_of,
-    watch_of,
-)
+from sonoro.models.shared import compiled as shared
 from sonoro.native.library import PACKING, CompiledCode, Frame, Product, load
 from sonoro.nn.linear import Linear, kept_as_stored, widen_stored
 from sonoro.runtime.threads import is_small
@@ -37,7 +29,7 @@ MOST_SLOTS = 64
 2.4, 6.4, 22.5, 43.3 and 85.4; in torch 42, 58, 94, 112 and 182."""
 
 
-class CompiledTalker(PackedWeights):
+class CompiledTalker(shared.PackedWeights):
     """The weights of a finalized talker for the compiled code, packed once for all states."""
 
     def __init__(self, talker: Talker, library: CompiledCode) -> None:
@@ -51,7 +43,7 @@ class CompiledTalker(PackedWeights):
         if not is_small(talker):
             return None
         is_known = talker.text_table is not None and talker.dtype == torch.float32
-        library = library_for(talker, is_known=is_known)
+        library = shared.library_for(talker, is_known=is_known)
         return None if library is None else cls(talker, library)
 
 
@@ -92,7 +84,7 @@ class CompiledFrame:
     most = MOST_SLOTS
 
     def __init__(self, compiled: CompiledTalker, state: FrameState) -> None:
-        talker, self._addresses = compiled.talker, Addresses(compiled)
+        talker, self._addresses = compiled.talker, shared.Addresses(compiled)
         self._at = self._addresses.at
         self._code, self._talker, self._state = compiled.library, talker, state
         books, rows = talker.codebooks, 2 * self.most
@@ -102,20 +94,20 @@ class CompiledFrame:
         self._give(state, talker)
         frame, predictor = self._frame, talker.code_predictor
         given = compiled, self._addresses
-        frame.backbone = stack_of(*given, talker.model, state.cache, state.rotary, state.watch)
-        frame.depth = stack_of(*given, predictor.model, state.loop, state.loop_rotary)
+        frame.backbone = shared.stack_of(*given, talker.model, state.cache, state.rotary, state.watch)
+        frame.depth = shared.stack_of(*given, predictor.model, state.loop, state.loop_rotary)
         stacks = talker.model.config, predictor.model.config
         logits = max(talker.config.vocab_size, talker.config.code_predictor_config.vocab_size)
         width = max(config.width for config in stacks)
         positions = state.rotary[0].shape[0]
-        frame.room = room_of(self._addresses, stacks, rows, positions=positions, logits=logits, hidden=width)
+        frame.room = shared.room_of(self._addresses, stacks, rows, positions=positions, logits=logits, hidden=width)
         frame.head = compiled.product(talker.codec_head)
         if isinstance(predictor.small_to_mtp_projection, Linear):
             frame.projection = compiled.product(predictor.small_to_mtp_projection)
         heads = [compiled.product(cast(Linear, head)) for head in predictor.lm_head]
         frame.depth_heads = (Product * len(heads))(*heads)
-        frame.watch = watch_of(self._addresses, state.watch)
-        self._run = prompt_runner(self._code, frame.backbone, frame.room, rows)
+        frame.watch = shared.watch_of(self._addresses, state.watch)
+        self._run = shared.prompt_runner(self._code, frame.backbone, frame.room, rows)
 
     def frame(self, slots: Tensor) -> None:
         """A frame for each of `slots` [B] int64, at most `MOST_SLOTS`."""

@@ -410,16 +410,14 @@ class SpeaksFrames(ReadsText):
     def check_kernels(self, state: Any, batch: int) -> None:
         self.frames.check_kernels(self._modules.lm, state, batch)
 
-    def parts(self, state: Any) -> dict[str, Callable[[Tensor], object]]:
-        found: dict[str, Callable[[Tensor], object]] = self.frames.parts(self._modules.lm, state)
-        return found
+    def parts(self, state: Any) -> Any:
+        return self.frames.parts(self._modules.lm, state)
 
     def frame_bytes(self, batch: int, context: int) -> int:
         return int(self.frames.floor_bytes(self._modules.lm)) + batch * context * self.position_bytes
 
-    def token_spans(self, text: str) -> list[tuple[int, int]]:
-        spans: list[tuple[int, int]] = self._prompts.token_spans(text)
-        return spans
+    def token_spans(self, text: str) -> Any:
+        return self._prompts.token_spans(text)
 
 
 def _watched(state: BackboneState, prompt: TextSpanned) -> tuple[int, int]:
