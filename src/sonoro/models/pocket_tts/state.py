@@ -4,6 +4,7 @@ to the pages of a prompt as it is staged."""
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -92,10 +93,10 @@ def prefill(
 def _write(state: FrameState, prompt: PocketPrompt, pages: Pages) -> None:
     cache, voice, start = state.cache, prompt.state, pages.cached
     assert voice is not None
-    size = cache.page_positions
-    # Whole pages by their numbers, then what is left.
-    numbers = upload(pages.numbers[start // size : -(-prompt.stored // size)], torch.int64, cache.keys.device)
-    positions = torch.arange(start, prompt.stored, device=cache.keys.device)
-    at, offset = numbers[positions // size - start // size], positions % size
+    positions = np.arange(start, prompt.stored)
+    numbers, offset = np.divmod(positions, cache.page_positions)
+    # Places are computed on the host: five small kernels fewer at each admission.
+    rows = np.asarray(pages.numbers)[numbers] * cache.page_positions + offset
+    at = upload(rows.tolist(), torch.int64, cache.keys.device)
     for kept, given in ((cache.keys, voice.keys), (cache.values, voice.values)):
-        kept[:, at, offset] = given[:, start : prompt.stored].to(kept)
+        kept.flatten(1, 2).index_copy_(1, at, given[:, start : prompt.stored].to(kept))
