@@ -74,7 +74,7 @@ def test_fields_reach_the_model() -> None:
     same = speaker.generate("Hello there.")
     np.testing.assert_array_equal(speaker.generate("Hello there.", seed=0).samples, same.samples)
     np.testing.assert_array_equal(speaker.generate("Hello there.", "low").samples, same.samples)
-    for fields in ({"seed": 1}, {"voice": "high"}, {"loudness": 20}, {"options": {"loudness": 20}}):
+    for fields in ({"seed": 1}, {"voice": "high"}, {"strength": 20}, {"options": {"strength": 20}}):
         assert not np.array_equal(speaker.generate("Hello there.", **fields).samples, same.samples)
     cut = speaker.generate("Hello there.", max_frames=4)
     assert (cut.frames, cut.finish_reason) == (4, "length")
@@ -436,7 +436,7 @@ def test_leaving_an_asynchronous_stream_cancels_its_request(leave: str) -> None:
 
 @pytest.mark.parametrize(
     ("given", "meant"),
-    [("sed", "seed"), ("voise", "voice"), ("temprature", "temperature"), ("loudnes", "loudness"), ("sped", "speed")],
+    [("sed", "seed"), ("voise", "voice"), ("temprature", "temperature"), ("strenth", "strength"), ("sped", "speed")],
 )
 def test_a_misspelt_keyword_gets_the_nearest_name(given: str, meant: str) -> None:
     for speak in (

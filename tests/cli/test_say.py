@@ -258,7 +258,7 @@ def test_options_that_are_given_together_all_reach_the_request(
     monkeypatch.setattr(cli_say, "_load", lambda *_: loaded(ErringModel("unreached")))
     monkeypatch.setattr(cli_say.TTS, "stream", stream)
     speech = ["--voice", "Ryan", "--language", "german", "--instructions", "Calm.", "--speed", "1.5", "--seed", "7"]
-    clone = ["--ref-audio", recordings / "good.wav", "--ref-text", "A tone.", "--option", "loudness=70"]
+    clone = ["--ref-audio", recordings / "good.wav", "--ref-text", "A tone.", "--option", "strength=70"]
     retries = ["--attempts", "3", "--on-fault", "retry", "--check"]
     sampling = ["--temperature", "0.5", "--top-k", "9", "--top-p", "0.8", "--repetition-penalty", "1.2"]
     code, _, err = sonoro("say", "Hello.", *speech, *clone, *retries, *sampling, "--max-frames", "6")
@@ -269,7 +269,7 @@ def test_options_that_are_given_together_all_reach_the_request(
     assert [(one.text, one.use) for one in request.references] == [("A tone.", "prompt")]
     assert (request.attempts, request.on_fault, request.with_words) == (3, "retry", True)
     assert request.sampling == SamplingParams(temperature=0.5, top_k=9, top_p=0.8, repetition_penalty=1.2)
-    assert request.options == {"loudness": 70}
+    assert request.options == {"strength": 70}
 
 
 def test_what_was_not_spoken_as_written_is_listed_without_captions_too(

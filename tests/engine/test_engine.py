@@ -130,7 +130,7 @@ def test_a_later_segment_that_cannot_be_prepared_fails_after_the_audio_before_it
         ({"text": "Hi", "instructions": "Whisper."}, InvalidRequest, "instructions"),
         ({"text": "Hi", "max_frames": 513}, InvalidRequest, "max_frames"),
         ({"text": "Hi", "max_frames": 2001}, InvalidRequest, "max_frames"),
-        ({"text": "Hi", "options": {"loudness": 101}}, InvalidRequest, "loudness"),
+        ({"text": "Hi", "options": {"strength": 101}}, InvalidRequest, "strength"),
         ({"text": "Hi", "options": {"pace": 2}}, InvalidRequest, "options.pace"),
         ({"text": "Hi", "voice": "low", "references": (reference(),)}, InvalidRequest, "voice"),
     ],

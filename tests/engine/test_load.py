@@ -30,7 +30,7 @@ def kinds(count: int, seed: int) -> list[SpeechRequest]:
                 references=(reference(draw.choice(["prompt", "reference"])),) if is_cloned else (),
                 seed=draw.randint(0, 99),
                 max_frames=draw.choice([None, None, 7, 30]),
-                options={"loudness": draw.randint(10, 90)},
+                options={"strength": draw.randint(10, 90)},
             )
         )
     return requests

@@ -42,7 +42,7 @@ def test_an_engine_sets_them(tiny: TinyFamily) -> None:
 def test_a_model_may_have_none() -> None:
     configure(SineModel(), {})
     with pytest.raises(ConfigError, match="settings of this model: none"):
-        configure(SineModel(), {"loudness": 3})
+        configure(SineModel(), {"strength": 3})
 
 
 def test_the_page_of_differences_names_all_settings_and_none_that_is_not() -> None:

@@ -21,9 +21,9 @@ pytestmark = pytest.mark.usefixtures("tmp_path", "nothing_left")
 SPEECH = "/v1/audio/speech"
 
 
-def spoken(text: str = "Some words.", seed: int = 0, voice: str = "low", loudness: int = 50) -> bytes:
+def spoken(text: str = "Some words.", seed: int = 0, voice: str = "low", strength: int = 50) -> bytes:
     """The PCM16 that a request should be answered with."""
-    return alone(SpeechRequest(id="a", text=text, seed=seed, voice=voice, options={"loudness": loudness}))
+    return alone(SpeechRequest(id="a", text=text, seed=seed, voice=voice, options={"strength": strength}))
 
 
 def test_the_fields_of_a_request_reach_the_engine(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_the_fields_of_a_request_reach_the_engine(tmp_path: Path) -> None:
                 ({"attempts": 3}, spoken()),
                 ({"on_fault": "retry"}, spoken()),
                 ({"on_fault": "continue", "attempts": 3}, spoken()),
-                ({"loudness": 20, "temperature": 0, "top_k": 5, "top_p": 0.5}, spoken(loudness=20)),
+                ({"strength": 20, "temperature": 0, "top_k": 5, "top_p": 0.5}, spoken(strength=20)),
             ):
                 answer = await server.speak(**fields)
                 assert answer.content == expected, fields

@@ -43,7 +43,7 @@ def test_models_tell_what_was_decided_and_nothing_secret(tmp_path: object) -> No
             assert shown["ready"]["report"] == server.engine.ready.report.splitlines()
             assert "first-key" not in answer.text
             assert str(tmp_path) not in answer.text
-            assert answer.json()["data"][0]["options"] == {"loudness": "a whole number >= 0 and <= 100"}
+            assert answer.json()["data"][0]["options"] == {"strength": "a whole number >= 0 and <= 100"}
 
     run(ask())
 

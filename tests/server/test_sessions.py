@@ -92,7 +92,7 @@ def test_the_built_in_voice_says_pieces_as_it_says_the_whole(chunk_frames: tuple
 def test_a_session_has_utterances_and_settings_of_its_own() -> None:
     async def speak() -> None:
         async with serving("live") as server, session(server) as first, session(server) as second:
-            await second.say("session.config", voice="HIGH", seed=3, loudness=20, response_format="wav")
+            await second.say("session.config", voice="HIGH", seed=3, strength=20, response_format="wav")
             configured = await second.hear()
             assert configured == {
                 "type": "session.configured",
@@ -103,7 +103,7 @@ def test_a_session_has_utterances_and_settings_of_its_own() -> None:
             (one, _), (other, _) = await asyncio.gather(first.speak("One ", "text."), second.speak("Ano", "ther."))
             assert one == whole("One text.")
             assert other[:4] == b"RIFF"
-            assert other[44:] == whole("Another.", voice="high", seed=3, options={"loudness": 20})
+            assert other[44:] == whole("Another.", voice="high", seed=3, options={"strength": 20})
             assert (await first.speak("Again."))[0] == whole("Again.")
             await second.say("session.config", ref_audio=recording(), ref_text="Hm.")
             assert (await second.hear())["type"] == "session.configured"
@@ -226,7 +226,7 @@ def test_what_is_wrong_is_told_by_name_and_the_session_goes_on() -> None:
         ("session.config", {"response_format": "midi"}, "response_format"),
         ("session.config", {"stream_format": "sse"}, "stream_format"),
         ("session.config", {"input": "Some words."}, "input"),
-        ("session.config", {"loudness": 101}, "loudness"),
+        ("session.config", {"strength": 101}, "strength"),
         ("session.config", {"model": "gpt-9"}, "model"),
         ("session.config", {"ref_audio": "data:audio/wav;base64,AAAA", "ref_text": "Hm."}, "ref_audio"),
         ("session.config", {"instructions": "Whisper."}, "instructions"),

@@ -305,7 +305,7 @@ SINE = Speaker(
     sample_rate=8000,
     hop=80,
     long_text=LONG,
-    options={"loudness": 20},
+    options={"strength": 20},
     can_clone=True,
 )
 

@@ -22,7 +22,7 @@ from sonoro.text.splitting import SpokenText
 from sonoro.words.heads import WordHeads
 from sonoro.words.tracking import Limits, Pointing
 
-LOUDNESS = OptionSpec(name="loudness", type="int", default=50, minimum=0, maximum=100)
+STRENGTH = OptionSpec(name="strength", type="int", default=50, minimum=0, maximum=100)
 SAMPLING = SamplingParams(temperature=1.0, top_k=50, top_p=1.0, repetition_penalty=1.0)
 
 
@@ -45,11 +45,11 @@ class SineCodec:
         self.decode(voice.reference_frames.expand(len(slots), -1, -1), slots, history)
 
     def decode(self, frames, slots=None, history=None):
-        pitch, loudness = frames.double().repeat_interleave(self.hop, 1).unbind(2)
+        pitch, strength = frames.double().repeat_interleave(self.hop, 1).unbind(2)
         phase = (pitch + 10).mul(0.01).cumsum(1) + (0 if history is None else history[slots, None])
         if history is not None:
             history[slots] = phase[:, -1]
-        return phase.sin() * loudness / 100
+        return phase.sin() * strength / 100
 
 
 class SinePages:
@@ -85,7 +85,7 @@ class SineModel:
 
     def __init__(self, voices=("low", "high"), modes=("named",)):
         self.spec = ModelSpec(name="sine", sample_rate=8000, hop=80, max_frames=2000, voice_modes=modes, voices=voices,
-                              languages=("auto", "english"), sampling=SAMPLING, options=(LOUDNESS,))  # fmt: skip
+                              languages=("auto", "english"), sampling=SAMPLING, options=(STRENGTH,))  # fmt: skip
         self.codec = SineCodec()
 
     def segments(self, text, language, text_format="auto"):
@@ -98,7 +98,7 @@ class SineModel:
         pitch = (voice.data if voice else self.spec.voices.index(request.voice) * 20) + request.seed + index
         pitch += sum(len(frames) + int(frames[:, 0].sum()) for _, frames in before)
         made = {"pitch": pitch, "text": segment, "positions": len(segment), "text_ids": len(segment), "prefix": None}
-        return SimpleNamespace(controls=controls, voice=voice, loudness=request.options["loudness"], **made)
+        return SimpleNamespace(controls=controls, voice=voice, strength=request.options["strength"], **made)
 
     def allocate(self, capacity):
         pages, frames = SinePages(capacity), torch.zeros(capacity.slots + 1, capacity.max_frames, 2).long()
@@ -130,7 +130,7 @@ class SineModel:
             assert asked == slot, "a slot was given what was staged for another"
             state.pages.hold(slot, given, prompt.positions, cached)
             state.not_run[slot], state.done[slot] = prompt.positions - cached, False
-            state.limit[slot], state.frames[slot, :, 1] = prompt.controls.max_frames, prompt.loudness
+            state.limit[slot], state.frames[slot, :, 1] = prompt.controls.max_frames, prompt.strength
             state.target[slot] = state.limit[slot] + 1 if prompt.controls.ignore_eos else len(prompt.text)
             state.pitch[slot] = prompt.pitch
 

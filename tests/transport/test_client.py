@@ -108,7 +108,7 @@ def test_what_cannot_be_spoken_is_refused_by_name_and_harms_nobody() -> None:
                 (request("a", voice="nobody"), UnknownVoice, "voice"),
                 (request("b", "It is unspeakable."), InvalidRequest, "text"),
                 (request("c", max_frames=5000), InvalidRequest, "max_frames"),
-                (request("d", options={"loudness": [1]}), InvalidRequest, "loudness"),
+                (request("d", options={"strength": [1]}), InvalidRequest, "strength"),
                 (request("e", ignore_eos="yes"), InvalidRequest, "request"),
                 (request("steady"), InvalidRequest, "id"),
             ):

@@ -46,7 +46,7 @@ SPEC = ModelSpec(
     voices=("low", "high"),
     languages=("auto",),
     sampling=SamplingParams(temperature=1.0, top_k=50, top_p=1.0, repetition_penalty=1.0),
-    options=(OptionSpec(name="loudness", type="int", default=50, minimum=0, maximum=100),),
+    options=(OptionSpec(name="strength", type="int", default=50, minimum=0, maximum=100),),
 )
 REQUEST = SpeechRequest(
     id="a",
@@ -57,7 +57,7 @@ REQUEST = SpeechRequest(
     seed=2**63 - 1,
     max_frames=7,
     ignore_eos=True,
-    options={"loudness": 3, "warmth": 0.5, "is_loud": True, "mood": "calm"},
+    options={"strength": 3, "warmth": 0.5, "is_loud": True, "mood": "calm"},
 )
 TO_ENGINE = [
     Submit(REQUEST),
@@ -144,8 +144,8 @@ def test_a_failure_is_the_error_that_it_was() -> None:
     [
         {"id": 5},
         {"ignore_eos": "yes"},
-        {"options": {"loudness": None}},
-        {"options": {"loudness": 2**70}},
+        {"options": {"strength": None}},
+        {"options": {"strength": 2**70}},
         {"options": ["loud"]},
         {"references": ("a.wav",)},
         {"instructions": "\ud800"},
