@@ -18,7 +18,7 @@ import pytest
 import soundfile
 import torch
 from processes import GUARD_S
-from sine_models import VoicedSineModel
+from sine_models import MeasuredSineModel, VoicedSineModel
 from tiny_checkpoint import write_checkpoint
 
 from sonoro import TTS, Audio, EngineConfig, api_audio
@@ -616,3 +616,37 @@ def test_audio_without_samples_has_no_rate_of_making() -> None:
 def test_live_text_needs_an_engine_process() -> None:
     with pytest.raises(InvalidRequest, match="is_live"):
         tts().generate(SpeechRequest(id="a", text="Hi", is_live=True))
+
+
+def test_audio_comes_at_one_level_whole_and_streamed() -> None:
+    """The voices are 3 and 6 LU too loud: each line of a text is lowered by what its voice is."""
+    text = "[voice:low]Good morning to you.[voice:high]Good evening to all.[pause:100ms]Good night."
+    fields: SpokenFields = {"markup": "voices", "lexicons": ()}
+    with TTS(LoadedModel(MeasuredSineModel(), torch.device("cpu"), torch.float32, {}), config={"slots": 2}) as speaker:
+        plain = speaker.generate(text, loudness="none", **fields)
+        whole = speaker.generate(text, **fields)
+        assert len(whole) == len(plain)
+        assert (whole.words, whole.marks, whole.faults) == (plain.words, plain.marks, plain.faults)
+        changed = whole.samples[np.abs(plain.samples) > 0.1] / plain.samples[np.abs(plain.samples) > 0.1]
+        first = sum(np.abs(changed - 10 ** (-3 / 20)) < 0.001)
+        assert first > 100
+        assert sum(np.abs(changed - 10 ** (-6 / 20)) < 0.001) == len(changed) - first
+        pieces = list(speaker.stream(text, **fields))
+        np.testing.assert_array_equal(np.concatenate([piece.samples for piece in pieces]), whole.samples)
+        assert [piece.pause_s for piece in pieces if piece.pause_s] == [0.1]
+        assert [piece.index for piece in pieces] == list(range(len(pieces)))
+        louder = speaker.generate("Good morning.", loudness=-18).samples
+        quieter = speaker.generate("Good morning.", loudness=-24).samples
+        np.testing.assert_allclose(quieter, louder / 2, atol=0.002)
+        assert len(speaker.generate(text, speed=1.5, **fields)) == len(
+            speaker.generate(text, speed=1.5, loudness="none", **fields)
+        )
+        for bad in (-3, "loud", True):
+            with pytest.raises(InvalidRequest, match=r"loudness: .* must be from -36 to -16, in LUFS, or none"):
+                speaker.generate("Hello.", loudness=bad)  # type: ignore[arg-type]
+    with tts() as speaker:
+        np.testing.assert_array_equal(
+            speaker.generate("Hello.").samples, speaker.generate("Hello.", loudness="none").samples
+        )
+        with pytest.raises(InvalidRequest, match="loudness of low is not known; leave it out, or give none"):
+            speaker.generate("Hello.", loudness=-18)

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypedDict, TypeVar, Unp
 
 import msgspec
 
-from sonoro.api_audio import Audio, AudioPiece, at_speed, joined, listen, next_piece
+from sonoro.api_audio import Audio, AudioPiece, Pieces, joined, listen, next_piece, played
 from sonoro.api_engine import SharedEngine, noting_item
+from sonoro.audio.encoders import Loudness, gains_for
 from sonoro.audio.references import read_reference
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import InvalidReference, InvalidRequest, suggestion
@@ -103,9 +104,12 @@ class RequestFields(TypedDict, total=False):
 class SpokenFields(RequestFields, total=False):
     """The keywords of `TTS.generate` and its like: those of a request, and how its audio is played.
     speed: tempo of the audio, 0.25 to 4, at the same pitch; default: 1.
+    loudness: level of the audio in LUFS, -36 to -16, with true peaks up to -1.5 dBTP, or "none": as the model speaks;
+        default: -18 for a voice whose own loudness is known, as that of the built-in ones is, else "none".
     lexicons: how words are said, as for `TTS`, which they come before."""
 
     speed: float
+    loudness: Loudness | None
     lexicons: Sequence[LexiconLike]
 
 
@@ -156,10 +160,11 @@ def _references(
 
 
 class _Job(NamedTuple):
-    """A request and the playback speed of its audio."""
+    """A request, and how its audio is played."""
 
     request: SpeechRequest
     speed: float
+    loudness: Loudness | None
 
 
 Item = str | Mapping[str, Any] | SpeechRequest
@@ -283,17 +288,18 @@ class TTS:
     ) -> Generator[AudioPiece, None, Finished]:
         """Yield the audio as it is generated, in pieces that grow with the listener's lead; else as `generate`.
         Errors are raised by the first `next`. Closing the generator cancels the request. Returns a `Finished`."""
-        request, speed = self._job(text, voice, **fields)
-        with self._shared.running([request]):
-            return (yield from at_speed(speed, self._shared.pieces(request.id), self.sample_rate))
+        job = self._job(text, voice, **fields)
+        with self._shared.running([job.request]):
+            return (yield from _played(job, self._shared, self.spec))
 
     async def agenerate(
         self, text: str | SpeechRequest | None = None, voice: str | None = None, **fields: Unpack[SpokenFields]
     ) -> Audio:
         """`generate` for one text, without blocking the event loop. Concurrent calls are batched (`asyncio.gather`).
         Cancelling the task cancels the request."""
-        request, speed = self._job(text, voice, **fields)
-        pieces = self.stream(_returned_whole(request, self.spec), speed=speed)
+        job = self._job(text, voice, **fields)
+        request = _returned_whole(job.request, self.spec)
+        pieces = self.stream(request, speed=job.speed, loudness=job.loudness)
         received: list[AudioPiece] = []
         try:
             while isinstance(piece := await _in_thread(next_piece, pieces), AudioPiece):
@@ -319,6 +325,7 @@ class TTS:
         voice: str | None = None,
         *,
         speed: float = 1.0,
+        loudness: Loudness | None = None,
         lexicons: Sequence[LexiconLike] = (),
         **fields: Any,
     ) -> _Job:
@@ -329,7 +336,7 @@ class TTS:
                 raise InvalidRequest(field, value, "a SpeechRequest takes no further fields; make it with this one")
             if text.is_live:
                 raise InvalidRequest("is_live", True, "only an `EngineClient` can append text")
-            return _Job(with_script(text, self.spec, (*_lexicons(lexicons), *self._lexicons), speed), speed)
+            return _Job(with_script(text, self.spec, (*_lexicons(lexicons), *self._lexicons), speed), speed, loudness)
         for name in _REFERENCE_FIELDS:
             if fields.get(name):
                 self.spec.check_cloning(name)
@@ -343,7 +350,7 @@ class TTS:
             logger.warning("not honoured: %s", warning)
         for remark in self.remarks(written(request), request.text_format):
             logger.warning("%s", remark)
-        return _Job(request, speed)
+        return _Job(request, speed, loudness)
 
     def _items(self, items: Sequence[Item], voice: str | None = None, **fields: Any) -> Iterator[_Job]:
         shared = fields if voice is None else {"voice": voice, **fields}
@@ -354,17 +361,24 @@ class TTS:
 
     def _speak(self, jobs: Sequence[_Job]) -> list[Audio]:
         audio = []
-        requests = [_returned_whole(request, self.spec) for request, _ in jobs]
+        requests = [_returned_whole(job.request, self.spec) for job in jobs]
         with self._shared.running(requests):
-            for number, (request, (_, speed)) in enumerate(zip(requests, jobs, strict=True)):
+            for number, job in enumerate(jobs):
                 with noting_item(number if len(requests) > 1 else None):
                     pieces: list[AudioPiece] = []
-                    finished = listen(at_speed(speed, self._shared.pieces(request.id), self.sample_rate), pieces.append)
+                    finished = listen(_played(job, self._shared, self.spec), pieces.append)
                     audio.append(joined(pieces, finished, self.sample_rate))
         return audio
 
 
-_KEYWORDS = ("text", "voice", *RequestFields.__annotations__, "speed", "lexicons")
+def _played(job: _Job, shared: SharedEngine, spec: ModelSpec) -> Pieces:
+    """The audio of a running request as it is played."""
+    request = job.request if job.request.is_resolved else spec.resolve(job.request)
+    gains = gains_for(job.loudness, spec, request)
+    return played(shared.pieces(request.id), spec.sample_rate, job.speed, gains)
+
+
+_KEYWORDS = ("text", "voice", *RequestFields.__annotations__, "speed", "loudness", "lexicons")
 
 
 def written(request: SpeechRequest) -> str:

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from sonoro.audio.encoders import Encoder, Gains
 from sonoro.audio.files import output_format, write_audio
 from sonoro.audio.pcm import from_pcm16, to_pcm16
 from sonoro.audio.player import find_player
@@ -49,14 +50,16 @@ class AudioPiece(_Sound):
     """Consecutive audio of a stream: mono `samples` [S] float32 in [-1, 1]; `index` counts from 0.
     `characters`: characters of the text spoken by its end, exact at the end of a segment, else an estimate. `words`:
     those whose times became final with it, in seconds from the start of the stream; the last ones are in
-    `Finished.words`. None if the model gives no word times. Above 0, the piece is a pause of `pause_s` at speed 1.
-    `marks` are those of the text whose times became final with it, as of words."""
+    `Finished.words`. None if the model gives no word times. Above 0, the piece ends with a pause of `pause_s` at speed
+    1. `marks` are those of the text whose times became final with it, as of words. `voice` speaks it; None: that of the
+    request."""
 
     index: int
     characters: int = 0
     words: tuple[Word, ...] | None = None
     pause_s: float = 0.0
     marks: tuple[Mark, ...] = ()
+    voice: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,31 +138,33 @@ def next_piece(pieces: Pieces) -> AudioPiece | Finished:
         return finished
 
 
-def at_speed(speed: float, pieces: Pieces, sample_rate: int) -> Pieces:
-    """Change the tempo of `pieces`. Raises `InvalidRequest` for an invalid speed."""
-    if speed == 1:
+def played(pieces: Pieces, sample_rate: int, speed: float, gains: Gains | None) -> Pieces:
+    """`pieces` at the tempo `speed` and at the level of `gains`. Raises `InvalidRequest` for an invalid speed."""
+    if speed == 1 and gains is None:
         return (yield from pieces)
-    from sonoro.audio.encoders import Encoder
-
-    with Encoder("pcm", sample_rate, speed=speed) as encoder:
+    with Encoder("pcm", sample_rate, speed=speed, gains=gains) as encoder:
         index = characters = 0
         words: tuple[Word, ...] | None = None
         marks: tuple[Mark, ...] = ()
         while True:
             received = next_piece(pieces)
-            marks += marks_at_speed(received.marks, speed)
-            if received.words is not None:
-                words = (words or ()) + words_at_speed(received.words, speed)
-            if isinstance(received, AudioPiece):
-                pcm = encoder.pause(received.pause_s) if received.pause_s else encoder.feed(to_pcm16(received.samples))
-                characters = received.characters
-            else:
-                pcm = encoder.finish()
-            if pcm:
-                yield AudioPiece(from_pcm16(pcm), sample_rate, index, characters, words, marks=marks)
-                index, words, marks = index + 1, None, ()
             if isinstance(received, Finished):
+                if pcm := encoder.finish():
+                    yield AudioPiece(from_pcm16(pcm), sample_rate, index, characters, words, marks=marks)
+                    words, marks = None, ()
+                words, marks = _added(words, received.words, speed), marks + marks_at_speed(received.marks, speed)
                 return msgspec.structs.replace(received, words=words, marks=marks)
+            words, marks = _added(words, received.words, speed), marks + marks_at_speed(received.marks, speed)
+            pause_s, characters, voice = received.pause_s, received.characters, received.voice
+            pcm = encoder.pause(pause_s) if pause_s else encoder.feed(to_pcm16(received.samples), voice)
+            if pcm:
+                pause_s = pause_s if speed == 1 else 0.0
+                yield AudioPiece(from_pcm16(pcm), sample_rate, index, characters, words, pause_s, marks, voice)
+                index, words, marks = index + 1, None, ()
+
+
+def _added(words: tuple[Word, ...] | None, more: tuple[Word, ...] | None, speed: float) -> tuple[Word, ...] | None:
+    return words if more is None else (*(words or ()), *words_at_speed(more, speed))
 
 
 def joined(pieces: Sequence[AudioPiece], finished: Finished, sample_rate: int) -> Audio:

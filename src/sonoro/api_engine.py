@@ -72,7 +72,7 @@ class SharedEngine:
                 return event
             if isinstance(event, Failed):
                 raise event.facts.error
-            facts = event.index, event.characters, event.words, event.pause_s, event.marks
+            facts = event.index, event.characters, event.words, event.pause_s, event.marks, event.voice
             yield AudioPiece(from_pcm16(event.pcm), sample_rate, *facts)
 
     def _submit(self, request: SpeechRequest) -> None:

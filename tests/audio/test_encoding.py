@@ -24,7 +24,7 @@ class SlowEncoder:
     def __init__(self) -> None:
         self.go, self.begun, self.closed, self._in_use = threading.Event(), threading.Event(), False, threading.Lock()
 
-    def feed(self, pcm: bytes) -> bytes:
+    def feed(self, pcm: bytes, voice: str | None = None) -> bytes:
         with self._in_use:
             self.begun.set()
             assert self.go.wait(GUARD_S)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from sonoro.core.errors import CheckpointNotFound, InvalidRequest
-from sonoro.core.options import OptionSpec
+from sonoro.core.options import OptionSpec, VoiceDescription
 from sonoro.core.types import ModelSpec, SamplingParams
 from sonoro.models.base import CodecChoice, LoadedModel, SavedVoice, Voice
 from sonoro.runtime.sampling import Controls
@@ -236,6 +236,15 @@ class LiveSineModel(VoicedSineModel):
             state.target[slot] = len(ids) - 1 if ids[-1] == END else ENDLESS
 
 
+class MeasuredSineModel(LiveSineModel):
+    """One voice is 3 LU too loud, the other 6."""
+
+    def __init__(self):
+        super().__init__()
+        loudness = {"low": VoiceDescription(loudness_lufs=-15.0), "high": VoiceDescription(loudness_lufs=-12.0)}
+        self.spec = msgspec.structs.replace(self.spec, voice_descriptions=loudness)
+
+
 class PrefixedSineModel(SineModel):
     def prepare(self, request, segment, index, before, voice):
         prompt = super().prepare(request, segment, index, before, voice)
@@ -415,6 +424,7 @@ def load(model, *, device, dtype, load_format):
         "slow voices": SlowVoices,
         "breaking": BreakingModel,
         "live": LiveSineModel,
+        "measured": MeasuredSineModel,
         "prefixed": PrefixedSineModel,
         "slow_live": SlowLiveModel,
         "clients": partial(SlowLiveModel, voices=("nora", "miles")),

@@ -1,6 +1,6 @@
 """Streaming encoders: PCM16 in, encoded bytes out, in the six formats of the speech API at any speed and rate.
 
-The order is tempo, sample rate, format. Latency, as bytes after 1, 2 and 5 chunks of 80 ms at 24 kHz:
+The order is gain, tempo, sample rate, limiter, format. Latency, as bytes after 1, 2 and 5 chunks of 80 ms at 24 kHz:
 
 | format | content type | bytes after 1, 2, 5 | held back |
 |---|---|---|---|
@@ -11,36 +11,36 @@ The order is tempo, sample rate, format. Latency, as bytes after 1, 2 and 5 chun
 | wav | audio/wav | 3884, 7724, 19244 | nothing; the header gives no length |
 | pcm | audio/pcm | 3840, 7680, 19200 | nothing |
 
-Tempo adds 40 to 80 ms, up to 200 ms above speed 2; resampling 10 to 60 ms. Slow work runs in threads (`Encoding`), so
-that it does not block the event loop."""
+Tempo adds 40 to 80 ms, up to 200 ms above speed 2; resampling 10 to 60 ms; the limiter of a level 2 ms. Slow work runs
+in threads (`Encoding`), so that it does not block the event loop."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import io
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from fractions import Fraction
-from typing import NamedTuple, Self
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
-import av.filter
 import numpy as np
 import numpy.typing as npt
 import soxr
 
 from sonoro.audio.compressed import encoder_rate
-from sonoro.audio.pcm import audible, from_pcm16, to_pcm16
+from sonoro.audio.pcm import Samples, audible, from_pcm16, to_pcm16
 from sonoro.audio.wav import wav_header
 from sonoro.core.config import usable_cores
 from sonoro.core.errors import InvalidRequest
+from sonoro.core.types import ModelSpec, SpeechRequest
 
-Samples = npt.NDArray[np.float32]
+if TYPE_CHECKING:
+    from sonoro.audio.coded import Coded, Tempo
 
 MIN_SPEED, MAX_SPEED = 0.25, 4.0
 MIN_RATE, MAX_RATE = 8000, 48000
 MIN_BIT_RATE, MAX_BIT_RATE = 8000, 256_000
+DEFAULT_LUFS, MIN_LUFS, MAX_LUFS = -18.0, -36.0, -16.0
 MOST_BITS_UNASKED = 128_000
 
 LEAST_BITS = 32_000
@@ -88,13 +88,14 @@ class Encoder:
     """Encodes PCM16 mono of `sample_rate` Hz to `format`; a context manager. Not thread-safe.
 
     `out_rate` is the sample rate wanted, `rate` the one written: the next that the format has. `bit_rate`, in bits per
-    second, is for mp3, opus and aac, rounded to one that they have. The result is the same for any split of the input.
+    second, is for mp3, opus and aac, rounded to one that they have. With `gains` the audio is brought to a level. The
+    result is the same for any split of the input.
     The codec is opened at the first feed, which takes up to 5 ms. Raises `InvalidRequest` naming `response_format`,
     `speed`, `sample_rate` or `bit_rate`."""
 
     _tempo: Tempo | None = None
     _resampler: soxr.ResampleStream | None = None
-    _coded: _Coded | None = None
+    _coded: Coded | None = None
 
     def __init__(
         self,
@@ -104,6 +105,7 @@ class Encoder:
         speed: float = 1.0,
         out_rate: int | None = None,
         bit_rate: int | None = None,
+        gains: Gains | None = None,
     ) -> None:
         assert MIN_RATE <= sample_rate <= MAX_RATE, sample_rate
         _check(format, speed, out_rate, bit_rate)
@@ -115,6 +117,7 @@ class Encoder:
         # 0: PCM16, or a lossless format.
         self._bit_rate = bit_rate or min(self._format.bits_per_sample * self.rate, MOST_BITS_UNASKED)
         self._header = wav_header(self.rate) if format == "wav" else b""
+        self._level = None if gains is None else _Leveller(gains, self.rate)
         self._half, self._is_begun, self._is_open = b"", False, True
         self._is_after_pause = False
 
@@ -126,18 +129,21 @@ class Encoder:
 
     @property
     def is_quick(self) -> bool:
-        """Whether samples pass unchanged, which takes microseconds; otherwise a chunk takes about a millisecond."""
+        """Whether samples pass unchanged but for their level, which takes microseconds; otherwise a chunk takes about a
+        millisecond."""
         return not self._format.codec and self.speed == 1 and self.rate == self._in_rate
 
-    def feed(self, pcm: bytes) -> bytes:
-        """Encode more PCM16 little-endian, split anywhere, and return the bytes that are ready, possibly none."""
+    def feed(self, pcm: bytes, voice: str | None = None) -> bytes:
+        """Encode more PCM16 little-endian, split anywhere, and return the bytes that are ready, possibly none. `voice`
+        speaks it; None: that of the request."""
         assert self._is_open, "the encoder is closed"
         pcm = self._half + pcm
         whole = len(pcm) // 2 * 2
         self._half = pcm[whole:]
+        pcm = pcm[:whole]
         if self.is_quick:
-            return self._with_header(pcm[:whole])
-        return self._encode(from_pcm16(pcm[:whole]))
+            return self._with_header(pcm if self._level is None else self._level.feed(pcm, voice))
+        return self._encode(from_pcm16(pcm) if self._level is None else self._level.amplify(pcm, voice))
 
     def pause(self, seconds: float) -> bytes:
         """Encode a pause of `seconds` at the tempo of the input, exact to the sample at the output, behind what is held
@@ -146,7 +152,7 @@ class Encoder:
         assert not self._half, "the audio ends within a sample"
         silence = bytes(2 * round(seconds / self.speed * self.rate))
         if self.is_quick:
-            return self._with_header(silence)
+            return self._with_header(self._held() + silence)
         # The filters end, and begin, in samples below hearing: these count as of the pause.
         pcm = _without_end(self._changed(np.zeros(0, np.float32), is_last=True)) + silence
         self._tempo, self._resampler = self._filters()
@@ -159,9 +165,13 @@ class Encoder:
         assert not self._half, "the audio ends within a sample"
         with self:
             if self.is_quick:
-                return self._with_header(b"")
+                return self._with_header(self._held())
             last = self._encode(np.zeros(0, np.float32), is_last=True)
             return last + self._coded.finish() if self._coded else last
+
+    def _held(self) -> bytes:
+        """What is held back of samples that pass."""
+        return b"" if self._level is None else self._level.feed(b"", is_last=True)
 
     def close(self) -> None:
         """Free the codec; may be called again."""
@@ -183,11 +193,12 @@ class Encoder:
         self._is_begun = True
         self._tempo, self._resampler = self._filters()
         if self._format.codec:
-            self._coded = _Coded(self._format, self.rate, self._bit_rate)
+            kind = self._format.codec, self._format.container, self._format.options
+            self._coded = _by_av().Coded(*kind, self.rate, self._bit_rate)
 
     def _filters(self) -> tuple[Tempo | None, soxr.ResampleStream | None]:
         """New filters for tempo and sample rate, as far as they are needed."""
-        tempo = Tempo(self._in_rate, self.speed) if self.speed != 1 else None
+        tempo = _by_av().Tempo(self._in_rate, self.speed) if self.speed != 1 else None
         return tempo, soxr.ResampleStream(self._in_rate, self.rate, 1) if self.rate != self._in_rate else None
 
     def _encode(self, samples: Samples, *, is_last: bool = False) -> bytes:
@@ -202,6 +213,8 @@ class Encoder:
             samples = self._tempo.finish() if is_last else self._tempo.feed(samples)
         if self._resampler is not None:
             samples = self._resampler.resample_chunk(samples, last=is_last)
+        if self._level is not None:
+            samples = self._level.limit(samples, is_last=is_last)
         pcm = to_pcm16(samples)
         if self._is_after_pause:
             heard = audible(np.frombuffer(pcm, "<i2"))
@@ -212,6 +225,10 @@ class Encoder:
     def _with_header(self, pcm: bytes) -> bytes:
         header, self._header = self._header, b""
         return header + pcm
+
+
+def _by_av() -> Any:
+    return import_module("sonoro.audio.coded")
 
 
 def _check(format: str, speed: float, out_rate: int | None, bit_rate: int | None) -> None:
@@ -233,102 +250,9 @@ def _without_end(pcm: bytes) -> bytes:
     return pcm[: 2 * (int(heard[-1]) + 1)] if len(heard) else b""
 
 
-class Tempo:
-    """Changes the tempo at the same pitch, by ffmpeg's atempo.
-    Returns round(S / speed) samples for S. When faster, up to 10 ms more, at most 2%: the filter lags by that much, and
-    the end of the last word must not be cut."""
-
-    def __init__(self, sample_rate: int, speed: float) -> None:
-        self._rate, self._speed = sample_rate, speed
-        # Above 2 a single filter would skip samples instead of blending them.
-        steps = math.ceil(abs(math.log2(speed)))
-        self._graph = av.filter.Graph()
-        self._graph.threads = 1
-        source = self._graph.add("abuffer", f"sample_rate={sample_rate}:sample_fmt=flt:channel_layout=mono")
-        filters = [self._graph.add("atempo", repr(speed ** (1 / steps))) for _ in range(steps)]
-        self._graph.link_nodes(source, *filters, self._graph.add("abuffersink")).configure()
-        self._waiting: Samples = np.zeros(0, np.float32)
-        self._fed = self._returned = 0
-
-    def feed(self, samples: Samples) -> Samples:
-        self._fed += len(samples)
-        return self._push(samples)
-
-    def finish(self) -> Samples:
-        wanted = self._fed / self._speed
-        slack = min(0.01 * self._rate, 0.02 * wanted) if self._speed > 1 else 0
-        left = max(0, round(wanted + slack) - self._returned)
-        rest = np.zeros(0, np.float32)
-        while len(rest) < left:  # silence pushes out what the filters hold
-            rest = np.concatenate([rest, self._push(np.zeros(self._rate // 10, np.float32))])
-        return rest[:left]
-
-    def _push(self, samples: Samples) -> Samples:
-        block = self._rate // 100  # always 10 ms: where the input is cut changes what the filters make of it
-        parts, self._waiting = [np.zeros(0, np.float32)], np.concatenate([self._waiting, samples])
-        while len(self._waiting) >= block:
-            self._graph.push(_frame(self._waiting[:block], "flt", self._rate, 0))
-            self._waiting = self._waiting[block:]
-            with contextlib.suppress(BlockingIOError):
-                while True:
-                    parts.append(np.asarray(self._graph.pull().to_ndarray(), np.float32)[0])
-        self._returned += sum(map(len, parts))
-        return np.concatenate(parts)
-
-
-class _Coded:
-    """A codec and its container; returns the bytes as they are written.
-    PyAV's filter graph for frame sizes keeps up to 17 idle threads until `close`."""
-
-    def __init__(self, chosen: _Format, sample_rate: int, bit_rate: int) -> None:
-        self._rate, self._samples, self._written = sample_rate, 0, _Written()
-        # Codec and container each take the options they know.
-        options = dict(pair.split("=") for pair in chosen.options.split(":"))
-        self._container = av.open(self._written, "w", format=chosen.container, container_options=options)
-        with contextlib.ExitStack() as undo:
-            undo.callback(self.close)
-            stream = self._container.add_stream(chosen.codec, sample_rate, options, layout="mono", bit_rate=bit_rate)
-            assert isinstance(stream, av.AudioStream)
-            self._stream = stream
-            self._container.start_encoding()
-            undo.pop_all()
-
-    def write(self, pcm: bytes) -> bytes:
-        if pcm:
-            samples = np.frombuffer(pcm, "<i2")
-            self._container.mux(self._stream.encode(_frame(samples, "s16", self._rate, self._samples)))
-            self._samples += len(samples)
-        return self._written.take()
-
-    def finish(self) -> bytes:
-        self._container.mux(self._stream.encode(None))
-        self.close()
-        return self._written.take()
-
-    def close(self) -> None:
-        self._container.close()
-
-
-class _Written(io.BytesIO):
-    """A file that cannot seek, so that containers do not wait to complete their header."""
-
-    def seekable(self) -> bool:
-        return False
-
-    def take(self) -> bytes:
-        taken = self.getvalue()
-        self.truncate(self.seek(0))
-        return taken
-
-
-def _frame(samples: npt.NDArray[np.generic], kind: str, sample_rate: int, at: int) -> av.AudioFrame:
-    frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(samples)[None], format=kind, layout="mono")
-    frame.sample_rate, frame.time_base, frame.pts = sample_rate, Fraction(1, sample_rate), at
-    return frame
-
-
 def encoder_threads() -> ThreadPoolExecutor:
-    """The threads for all encoders of a server: one per core, two to eight."""
+    """The threads for all encoders of a server: one per core, two to eight. No request will wait for an import."""
+    _by_av()
     return ThreadPoolExecutor(max(2, min(8, usable_cores())), thread_name_prefix="encoder")
 
 
@@ -339,9 +263,9 @@ class Encoding:
         self.encoder, self._threads = encoder, threads
         self._work: Future[bytes] | None = None
 
-    async def feed(self, pcm: bytes, pause_s: float = 0.0) -> bytes:
-        """Encode more PCM16, or a pause in its place; return the bytes that are ready."""
-        return await (self._do(self.encoder.pause, pause_s) if pause_s else self._do(self.encoder.feed, pcm))
+    async def feed(self, pcm: bytes, pause_s: float = 0.0, voice: str | None = None) -> bytes:
+        """Encode more PCM16, that `voice` speaks, or a pause in its place; return the bytes that are ready."""
+        return await (self._do(self.encoder.pause, pause_s) if pause_s else self._do(self.encoder.feed, pcm, voice))
 
     async def finish(self) -> bytes:
         """Encode what is held back; return the last bytes."""
@@ -354,9 +278,165 @@ class Encoding:
         else:
             self._work.add_done_callback(lambda _: self.encoder.close())
 
-    async def _do(self, work: Callable[..., bytes], *arguments: bytes | float) -> bytes:
+    async def _do(self, work: Callable[..., bytes], *arguments: bytes | float | str | None) -> bytes:
         if self.encoder.is_quick:
             return work(*arguments)
         # Kept, because work that has begun continues when its task is cancelled.
         self._work = self._threads.submit(work, *arguments)
         return await asyncio.wrap_future(self._work)
+
+
+MAX_DBTP = -1.5
+DELAY_S = 0.002
+RELEASE_PER_S = 6.0
+"""How fast the gain rises again behind a peak, in shares of the full amplitude."""
+
+LOUDNESS_LIMIT = f"it must be from {MIN_LUFS:g} to {MAX_LUFS:g}, in LUFS, or none"
+LOUDNESS_HELP = (
+    f"in LUFS, {MIN_LUFS:g} to {MAX_LUFS:g}, or none: as the model speaks; default: {DEFAULT_LUFS:g} if the voice's "
+    "own is known"
+)
+
+Loudness = float | Literal["none"]
+"""A level in LUFS, or "none" for speech as the model makes it."""
+
+_Whole = npt.NDArray[np.int64]
+_ONE = 1 << 20
+"""Reductions are whole numbers, of which this is the full amplitude: sums of such are exact in any order."""
+
+_PHASES = np.array(
+    [
+        [14, 90, -161, 272, -487, 1125, 7964, -838, 390, -218, 122, -68],
+        [-239, 240, -424, 730, -1364, 3810, 6388, -1641, 832, -477, 271, -155],
+    ],
+    np.float64,
+)
+"""Two phases of the 4-fold interpolation filter of BS.1770-4, annex 2, times 8192; the other two are their mirror."""
+_FILTERS = np.concatenate([_PHASES, _PHASES[:, ::-1]])
+_TAPS, _CENTRE = 12, 6
+_SCALE = 8192 * 32768.0
+_CEILING = 10 ** ((MAX_DBTP - 0.2) / 20) * _SCALE
+"""A little below the limit: the gain changes within the reach of the filter, and other meters have longer filters."""
+_SURELY_BELOW = _CEILING / np.abs(_FILTERS).sum(1).max() / 32768 - 1 / 32768
+"""Samples up to this have no true peak above the limit."""
+
+
+class Gains(NamedTuple):
+    """The amplification of a request's voice, and of others by name, to the level that was asked for."""
+
+    own: float
+    others: Mapping[str, float]
+
+
+def gains_for(loudness: float | str | None, spec: ModelSpec, request: SpeechRequest) -> Gains | None:
+    """The gains for a resolved `request` at `loudness`, None for the default; None if nothing is to be done.
+    Raises `InvalidRequest` for a level out of bounds, and for one that is asked for where none was measured."""
+    if loudness == "none":
+        return None
+    if loudness is not None and (isinstance(loudness, (bool, str)) or not MIN_LUFS <= loudness <= MAX_LUFS):
+        raise InvalidRequest("loudness", loudness, LOUDNESS_LIMIT)
+    measured = {
+        name: known.loudness_lufs for name, known in spec.voice_descriptions.items() if known.loudness_lufs is not None
+    }
+    if request.voice not in measured:
+        if loudness is None:
+            return None
+        voice = "of this voice" if request.voice is None else f"of {request.voice}"
+        raise InvalidRequest("loudness", loudness, f"the loudness {voice} is not known; leave it out, or give none")
+    target = DEFAULT_LUFS if loudness is None else loudness
+    gains = {name: 10 ** ((target - lufs) / 20) for name, lufs in measured.items()}
+    return Gains(gains[request.voice], gains)
+
+
+class _Leveller:
+    """Amplifies PCM16 by `gains` and limits what is played of it, at `sample_rate` Hz, to `MAX_DBTP`. What is changed
+    between the two, such as the tempo, is the caller's."""
+
+    def __init__(self, gains: Gains, sample_rate: int) -> None:
+        self._gains, self._limiter = gains, _Limiter(sample_rate)
+        self.limit = self._limiter.feed
+
+    def amplify(self, pcm: bytes, voice: str | None = None) -> Samples:
+        """The samples of `pcm`, which the request's voice speaks, or `voice`."""
+        gain = self._gains.own if voice is None else self._gains.others.get(voice, 1.0)
+        amplified: Samples = np.frombuffer(pcm, "<i2") * np.float32(gain / 32768)
+        return amplified
+
+    def feed(self, pcm: bytes, voice: str | None = None, *, is_last: bool = False) -> bytes:
+        """The next PCM16 to play where nothing lies between. None of it is beyond full scale."""
+        samples = self.limit(self.amplify(pcm, voice), is_last=is_last)
+        played: bytes = np.rint(samples * np.float32(32768)).astype("<i2").tobytes()
+        return played
+
+
+class _Limiter:
+    """Reduces the amplitude around true peaks above the limit: down within the delay, and slowly up again.
+
+    The reduction at a peak is known `_CENTRE` samples later, held for `_attack` samples, and averaged over as many. So
+    it is whole when the peak is played."""
+
+    def __init__(self, sample_rate: int) -> None:
+        self._delay = int(DELAY_S * sample_rate)
+        self._attack = self._delay - _CENTRE
+        self._release = round(RELEASE_PER_S * _ONE / sample_rate)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._past = np.zeros(self._delay, np.float32)
+        self._wanted = self._reduced = np.zeros(self._attack, np.int64)
+        self._is_idle, self._ahead = True, self._delay
+
+    def feed(self, samples: Samples, *, is_last: bool = False) -> Samples:
+        if is_last:
+            samples = np.concatenate([samples, np.zeros(self._delay, np.float32)])
+        whole = np.concatenate([self._past, samples])
+        played = whole[: len(samples)]
+        gain = self._gain(whole[self._delay - _TAPS + 1 :])
+        if gain is not None:
+            played = played * gain
+        skipped = min(self._ahead, len(samples))
+        self._past, self._ahead = whole[len(samples) :], self._ahead - skipped
+        if is_last:
+            self._reset()
+        return played[skipped:]
+
+    def _gain(self, samples: Samples) -> Samples | None:
+        """What to multiply the samples to play by; None for 1. `samples` are new but for `_TAPS` - 1 before."""
+        wanted = _reductions(samples)
+        if wanted is None and self._is_idle:
+            return None
+        count = len(samples) - _TAPS + 1
+        wanted = np.concatenate([self._wanted, np.zeros(count, np.int64) if wanted is None else wanted])
+        fall = self._release * np.arange(count + 1)
+        held = np.concatenate([self._reduced[-1:], _trailing_max(wanted, self._attack + 1)])
+        reduced = np.concatenate([self._reduced, np.maximum(np.maximum.accumulate(held + fall) - fall, 0)[1:]])
+        sums = np.cumsum(np.concatenate([[0], reduced]))
+        mean = (sums[self._attack + 1 :] - sums[: -self._attack - 1]) / ((self._attack + 1) * _ONE)
+        self._wanted, self._reduced = wanted[count:], reduced[count:]
+        self._is_idle = not (self._wanted.any() or self._reduced.any())
+        return (1 - mean).astype(np.float32)
+
+
+def _reductions(samples: Samples) -> _Whole | None:
+    """By how much the amplitude must fall at each of `samples` from the last of `_TAPS` on; None if nowhere."""
+    if not len(samples) or max(samples.max(), -samples.min()) <= _SURELY_BELOW:
+        return None
+    # Whole numbers: their sums are exact, so the same for any split.
+    rounded = np.rint(samples * np.float32(32768)).astype(np.float64)
+    between = _FILTERS @ np.stack([rounded[tap : len(rounded) - _TAPS + 1 + tap] for tap in range(_TAPS)])
+    peaks = np.maximum(
+        np.maximum(between.max(0), -between.min(0)), np.abs(rounded[_TAPS - 1 - _CENTRE : -_CENTRE]) * 8192
+    )
+    if peaks.max() <= _CEILING:
+        return None
+    reductions: _Whole = np.ceil((1 - _CEILING / np.maximum(peaks, _CEILING)) * _ONE).astype(np.int64)
+    return reductions
+
+
+def _trailing_max(values: _Whole, width: int) -> _Whole:
+    """The maxima of each `width` consecutive `values`."""
+    span = 1
+    while span < width:
+        step = min(span, width - span)
+        values, span = np.maximum(values[step:], values[:-step]), span + step
+    return values

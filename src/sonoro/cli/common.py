@@ -8,6 +8,7 @@ from typing import Annotated, Any, get_args
 import typer
 from typer.models import OptionInfo
 
+from sonoro.audio.encoders import LOUDNESS_HELP, LOUDNESS_LIMIT
 from sonoro.core.config import CODEC_DTYPES, QUANTIZATIONS, EngineConfig
 from sonoro.core.errors import ConfigError, InvalidRequest
 from sonoro.core.types import Markup
@@ -41,6 +42,24 @@ TextFormatOption = Annotated[
 MarkupOption = Annotated[
     str | None,
     typer.Option("--markup", help=f"syntax of pauses and the like: {', '.join(get_args(Markup))}; default: auto"),
+]
+
+
+def _loudness(text: str) -> float | str:
+    try:
+        return text if text == "none" else float(text)
+    except ValueError as error:
+        raise InvalidRequest("loudness", text, LOUDNESS_LIMIT) from error
+
+
+LoudnessOption = Annotated[
+    Any,
+    typer.Option(
+        "--loudness",
+        parser=_loudness,
+        metavar="LUFS|none",
+        help=LOUDNESS_HELP,
+    ),
 ]
 OnMarkupOption = Annotated[
     str | None, typer.Option("--on-markup", help="for markup that the model cannot honour: refuse or plain")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sonoro.audio.files import STDOUT
 from sonoro.cli.client import LostServer, Server, find_server
 from sonoro.cli.speaking import Target, conclude, speak_into, until_terminated
 from sonoro.cli.streams import read_text, say_on_stderr
 from sonoro.core.errors import EngineError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _FLAGS = {
     **{
@@ -22,12 +25,20 @@ _FLAGS = {
     **{"--progress": ("progress", True), "--no-progress": ("progress", False)},
     **{"--server": ("server", True), "--no-server": ("server", False)},
 }
-_VALUES: dict[str, type] = {"out": str, "format": str, "file": Path, "voice": str, "speed": float, "seed": int} | {
-    **dict.fromkeys(("language", "text_format", "markup", "on_markup"), str)
+_VALUES: dict[str, Callable[[str], Any]] = {
+    "out": str,
+    "format": str,
+    "file": Path,
+    "voice": str,
+    "speed": float,
+    "seed": int,
+} | {
+    **dict.fromkeys(("language", "text_format", "markup", "on_markup"), str),
+    "loudness": lambda text: text if text == "none" else float(text),
 }
 """Options with a value, and its type."""
 
-_OF_REQUEST = ("voice", "speed", "seed", "language", "text_format", "markup", "on_markup")
+_OF_REQUEST = ("voice", "speed", "loudness", "seed", "language", "text_format", "markup", "on_markup")
 
 
 class _NotQuick(Exception):

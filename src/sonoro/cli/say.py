@@ -94,6 +94,7 @@ def say(
     ref_text: Annotated[str | None, typer.Option(help="transcript of --ref-audio")] = None,
     x_vector_only: Annotated[bool, typer.Option("--x-vector-only", help="clone only the timbre")] = False,
     speed: Annotated[float, number("speed", float, "tempo, 0.25 to 4, at the same pitch")] = 1.0,
+    loudness: common.LoudnessOption = None,
     seed: Annotated[int, number("seed", int, "the same seed gives the same speech")] = 0,
     attempts: _Attempts = None,
     on_fault: _OnFault = None,
@@ -112,9 +113,8 @@ def say(
     load_format: common.LoadFormat = "auto",
     config: common.Config = None,
 ) -> int:
-    """Speak TEXT aloud on a terminal, else into out.wav.
-    A file is written as the audio is generated, and is playable even after an interrupt. The exit code is 1 if a part
-    of the text ran away or, with --check, was not spoken as written."""
+    """Speak TEXT aloud on a terminal, else into out.wav, which grows while it is spoken.
+    The exit code is 1 if a part of the text ran away or, with --check, was not spoken as written."""
     return _say(SimpleNamespace(**locals()))
 
 
@@ -150,7 +150,7 @@ def _say(options: Any) -> int:
 def _speak(speaker: TTS, request: SpeechRequest, options: Any, target: Target, captions: Captions) -> int:
     """Speak `request`, and write its captions; return the exit code."""
     words, faults = list[Word](), list[Fault]()
-    speech = _speech(speaker.stream(request, speed=options.speed), words, faults)
+    speech = _speech(speaker.stream(request, speed=options.speed, loudness=options.loudness), words, faults)
     try:
         spoken = speak_into(target, speech, speaker.sample_rate, len(request.text), is_shown=options.progress)
     except Stopped:

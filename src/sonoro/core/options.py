@@ -12,11 +12,12 @@ from sonoro.core.errors import InvalidRequest
 OptionValue = bool | int | float | str
 
 
-class VoiceDescription(msgspec.Struct, frozen=True):
-    """How a voice sounds: its accent or language, and adjectives."""
+class VoiceDescription(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a voice sounds: its accent or language, and adjectives; and its loudness in LUFS, if that was measured."""
 
     accent: str = ""
     adjectives: tuple[str, ...] = ()
+    loudness_lufs: float | None = None
 
 
 class OptionSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -365,10 +365,9 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AudioChunk(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Consecutive audio of one request: PCM16 little-endian mono; `index` counts from 0.
-    `characters`: characters of the text spoken by its end, as in `Finished`. `words`: those whose times became final
-    with this chunk; they may begin before it. None if the request does not ask for words or the model gives none.
-    Above 0, `pause_s` is the exact length of the chunk, a pause, at the model's tempo. `marks`: as `words`."""
+    """Consecutive audio of one request: PCM16 little-endian mono; `index` counts from 0. `voice`: None for its own.
+    `characters`: spoken of the text by its end, as in `Finished`. `words`, `marks`: those whose times became final with
+    it; None if not asked for, or if the model gives none. Above 0, `pause_s` is its exact length before tempo."""
 
     request_id: str
     index: int
@@ -377,6 +376,7 @@ class AudioChunk(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     words: tuple[Word, ...] | None = None
     pause_s: float = 0.0
     marks: tuple[Mark, ...] = ()
+    voice: str | None = None
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -98,7 +98,7 @@ class Output:
         self._send(request, bytes(2 * round(pause_s * self.spec.sample_rate)), 0, now_s, pause_s)
 
     def _send(self, request: Request, pcm: bytes, frames: int, now_s: float, pause_s: float = 0.0) -> None:
-        spec, index = self.spec, request.playback.chunks
+        spec, index, segment = self.spec, request.playback.chunks, request.segment
         request.count_sent(frames, now_s, len(pcm) / 2 / spec.sample_rate)
         chunk = AudioChunk(
             request_id=request.params.id,
@@ -108,6 +108,7 @@ class Output:
             words=self._words(request, request.audio_frames * spec.frame_s - spec.lead_in_s),
             pause_s=pause_s,
             marks=() if request.played is None else request.played.marks(),
+            voice=None if segment is None or segment.line is None else segment.line.voice,
         )
         self.events.append(chunk)
 

@@ -21,7 +21,7 @@ from sonoro.text.script.live import LiveScript
 from sonoro.text.splitting import Segment
 
 if TYPE_CHECKING:
-    from sonoro.audio.encoders import Tempo
+    from sonoro.audio.coded import Tempo
 
 
 class Played:
@@ -157,7 +157,7 @@ class Played:
         played = from_pcm16(samples.tobytes())
         if line.rate != 1:
             # PyAV takes .25 s to import, which only such a line needs.
-            self._tempo = self._tempo or import_module("sonoro.audio.encoders").Tempo(self._rate, line.rate)
+            self._tempo = self._tempo or import_module("sonoro.audio.coded").Tempo(self._rate, line.rate)
             played = self._tempo.feed(played)
         return _amplified(played, line)
 

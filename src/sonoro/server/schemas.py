@@ -12,7 +12,16 @@ import msgspec
 import numpy as np
 from pydantic import BaseModel, Field, JsonValue, ValidationError, model_validator
 
-from sonoro.audio.encoders import FORMATS, MAX_BIT_RATE, MAX_RATE, MAX_SPEED, MIN_BIT_RATE, MIN_RATE, MIN_SPEED
+from sonoro.audio.encoders import (
+    FORMATS,
+    LOUDNESS_HELP,
+    MAX_BIT_RATE,
+    MAX_RATE,
+    MAX_SPEED,
+    MIN_BIT_RATE,
+    MIN_RATE,
+    MIN_SPEED,
+)
 from sonoro.audio.references import MAX_REFERENCE_S
 from sonoro.core.errors import InvalidReference, InvalidRequest, UnknownVoice
 from sonoro.core.script import Script
@@ -119,6 +128,7 @@ class SpeechBody(WithoutNulls, strict=True, extra="allow", allow_inf_nan=False):
         le=MAX_SPEED,
         json_schema_extra={"type": ["number", "null"]},
     )
+    loudness: float | str | None = Field(None, description=LOUDNESS_HELP)
     stream_format: Literal["audio", "sse", "json"] = Field(
         "audio",
         description="the audio itself, server-sent events with audio as it is generated, or one JSON object",

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.params import Depends as Dependency
 from fastapi.routing import APIRoute
 
-from sonoro.audio.encoders import CONTENT_TYPES, Encoder, Encoding, encoder_threads
+from sonoro.audio.encoders import CONTENT_TYPES, Encoder, Encoding, encoder_threads, gains_for
 from sonoro.core.config import MIN_BOUND_S
 from sonoro.core.errors import InvalidRequest, UnknownVoice
 from sonoro.core.types import ModelSpec, Reference, SpeechRequest, is_speakable
@@ -213,7 +213,7 @@ class SpeechFactory:
         texts = (request.instructions or "", *(reference.text or "" for reference in references))
         with contextlib.ExitStack() as held:
             held.enter_context(self.hold(references, caller, sum(map(len, texts))))
-            encoding = self.encoding(body)
+            encoding = self.encoding(body, request)
             return Speech(name, request, encoding, sent, is_silent, lexicons, held.pop_all(), caller.owner)
 
     def hold(
@@ -242,11 +242,12 @@ class SpeechFactory:
             raise InvalidRequest("timestamps", body.timestamps, wanted)
         return AudioBody()
 
-    def encoding(self, body: SpeechBody) -> Encoding:
-        """Make the encoder that `body` asks for. Raises `InvalidRequest`."""
-        rate = self.spec().sample_rate
+    def encoding(self, body: SpeechBody, request: SpeechRequest | None = None) -> Encoding:
+        """Make the encoder that `body` asks for, of the voice of `request`. Raises `InvalidRequest`."""
+        spec = self.spec()
         rates = {"out_rate": body.sample_rate, "bit_rate": body.bit_rate}
-        encoder = Encoder(body.response_format, rate, speed=body.speed, **rates)
+        gains = None if request is None else gains_for(body.loudness, spec, request)
+        encoder = Encoder(body.response_format, spec.sample_rate, speed=body.speed, gains=gains, **rates)
         return Encoding(encoder, self._encoders)
 
     def max_audio_bytes(self, body: SpeechBody, lexicons: Sequence[Lexicon] = ()) -> int:

@@ -158,7 +158,7 @@ async def encoded_audio(
             if isinstance(event, AudioChunk):
                 observation.add_audio(event.pcm)
                 speech.body.note(event)
-                if audio := await speech.encoding.feed(event.pcm, event.pause_s):
+                if audio := await speech.encoding.feed(event.pcm, event.pause_s, event.voice):
                     yield audio
                 continue
             if event.reason in ("cancelled", "error"):

@@ -70,7 +70,7 @@ class Utterance:
         self._id, self.text = request.id, ""
         self._position = 0  # in the text, of what was sent
         self._cancel_timeout: asyncio.Timeout | None = None
-        self._encoding = service.speech.encoding(body)
+        self._encoding = service.speech.encoding(body, request)
         self._observation = service.speech.observe(body.speed, time.perf_counter(), listener.dialect)
         self._sent_samples = 0  # at the model's rate
         self._words: list[Word] = []
@@ -226,7 +226,7 @@ class Utterance:
 
     async def _send(self, chunk: AudioChunk) -> None:
         self._observation.add_audio(chunk.pcm)
-        audio = await self._encoding.feed(chunk.pcm, chunk.pause_s)
+        audio = await self._encoding.feed(chunk.pcm, chunk.pause_s, chunk.voice)
         # Audio after an abort is not sent, but may bring times of earlier words.
         self._words += at_speed(chunk.words or (), self._body.speed)
         if not self._is_aborted:
