@@ -7,7 +7,8 @@ Clients concurrently ask for whole files, streams, events, batches and live text
 send invalid requests. Responses are counted as `whole`, `refused` (with the right status), `named` (an error that says
 what happened), `broken` (a body that HTTP marks as incomplete, as its headers were sent before the engine died), `left`
 (cancelled by the client), or `silent`: one that ends as if whole but is too short, one the request does not allow, or
-none within `GUARD_S`. There must be no `silent` one. Memory is that of the server process, in medians per minute after
+none within `GUARD_S`. There must be no `silent` one. With `--kill fronts` a `broken` one whose connection was not the
+killed front's is `silent` too. Memory is that of the server process, in medians per minute after
 `SETTLED_S`. With `--default-limit` the crashes must end the server with an exit code other than 0; without it the
 server must not end. Ends with one JSON line. Needs the extra `test`."""
 
@@ -29,6 +30,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 from websockets.asyncio.client import connect
@@ -75,7 +77,14 @@ class Load:
         self.counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
         self.notes: list[str] = []
         self._random = random.Random(seed)
-        self._http = httpx.AsyncClient(base_url=f"http://{self.base}", timeout=GUARD_S)
+        # A connection for each request, so that each may be another front's.
+        limits, hooks = httpx.Limits(max_keepalive_connections=0), {"request": [self._follow]}
+        self._http = httpx.AsyncClient(
+            base_url=f"http://{self.base}", timeout=GUARD_S, limits=limits, event_hooks=hooks
+        )
+        self._ports: dict[asyncio.Task[None] | None, int] = {}
+        self.cut_ports: set[int] | None = None
+        """The clients' ports of all connections of killed fronts, where only fronts are killed."""
 
     async def run(self) -> None:
         """One client."""
@@ -87,8 +96,10 @@ class Load:
             try:
                 async with asyncio.timeout(GUARD_S):
                     how = await kind(text)
-            except (httpx.RemoteProtocolError, httpx.ReadError, ConnectionClosedError):
-                how = "broken"
+            except (httpx.RemoteProtocolError, httpx.ReadError, ConnectionClosedError) as error:
+                port = self._ports.get(asyncio.current_task())
+                is_cut = self.cut_ports is None or port in self.cut_ports
+                how = "broken" if is_cut else f"silent: broken, but not by the end of its front: {error!r}"
             except (httpx.ConnectError, ConnectionError, WebSocketException) as error:
                 if not self.is_over:
                     await asyncio.sleep(ENDING_S)
@@ -103,6 +114,15 @@ class Load:
 
     async def close(self) -> None:
         await self._http.aclose()
+
+    async def _follow(self, request: httpx.Request) -> None:
+        """Note the port from which a request is sent."""
+
+        async def note(event: str, facts: dict[str, Any]) -> None:
+            if event == "connection.connect_tcp.complete":
+                self._ports[asyncio.current_task()] = facts["return_value"].get_extra_info("client_addr")[1]
+
+        request.extensions["trace"] = note
 
     def _body(self, text: str, **fields: object) -> dict[str, object]:
         return {"input": text, "seed": self._random.randrange(1000), **fields}
@@ -148,6 +168,7 @@ class Load:
 
     async def live(self, text: str) -> str:
         async with connect(f"ws://{self.base}/v1/audio/speech/stream", open_timeout=GUARD_S, max_size=None) as session:
+            self._ports[asyncio.current_task()] = session.local_address[1]
             await session.send(json.dumps({"type": "session.config", "seed": self._random.randrange(1000)}))
             for word in text.split(" "):
                 await session.send(json.dumps({"type": "input.text", "text": word + " "}))
@@ -209,16 +230,33 @@ def resident_mb(process: int) -> float:
     return sum(int(line.split()[1]) for line in lines if line.startswith(("RssAnon", "RssShmem"))) / 1024
 
 
-async def kill_some(server: subprocess.Popen[bytes], what: str, every_s: float, ends_s: float) -> int:
-    """Kill the engines, or one front in turn, every `every_s` seconds until `ends_s`; returns how often."""
+def client_ports(process: int) -> Iterator[int]:
+    """The ports of clients to which a process has accepted connections."""
+    own = {os.readlink(file) for file in Path(f"/proc/{process}/fd").iterdir()}
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if f"socket:[{fields[9]}]" in own:
+            yield int(fields[2].rpartition(":")[2], 16)
+
+
+async def kill_some(
+    server: subprocess.Popen[bytes], load: Load, what: str, every_s: float, ends_s: float
+) -> tuple[int, int]:
+    """Kill the engines, or one front in turn, every `every_s` seconds until `ends_s`; returns how often, and the number
+    of connections of the fronts."""
     killed = 0
+    load.cut_ports = set() if what == "fronts" else None
     while time.monotonic() + every_s < ends_s and server.poll() is None:
         await asyncio.sleep(every_s)
         fronts = sorted(children(server.pid, b"sonoro.server.front"))
         for process in children(server.pid) if what == "engines" else fronts[:1]:
+            if load.cut_ports is not None:
+                # Stopped first, so that it accepts no connection that is not noted.
+                os.kill(process, signal.SIGSTOP)
+                load.cut_ports.update(client_ports(process))
             os.kill(process, signal.SIGKILL)
             killed += 1
-    return killed
+    return killed, len(load.cut_ports or ())
 
 
 async def watch(server: subprocess.Popen[bytes], load: Load, ends_s: float, since: float) -> list[tuple[float, float]]:
@@ -248,8 +286,8 @@ async def measure(args: argparse.Namespace, server: subprocess.Popen[bytes]) -> 
     since = time.monotonic()
     ends_s = since + args.minutes * 60
     clients = [asyncio.create_task(load.run()) for _ in range(args.clients)]
-    seen, killed = await asyncio.gather(
-        watch(server, load, ends_s, since), kill_some(server, args.kill, args.kill_every_s, ends_s)
+    seen, (killed, cut) = await asyncio.gather(
+        watch(server, load, ends_s, since), kill_some(server, load, args.kill, args.kill_every_s, ends_s)
     )
     gave_up = server.poll()
     await asyncio.gather(*clients)
@@ -262,6 +300,7 @@ async def measure(args: argparse.Namespace, server: subprocess.Popen[bytes]) -> 
         "by_kind": {kind: dict(count) for kind, count in sorted(load.counts.items())},
         "notes": load.notes[:20],
         f"{args.kill}_killed": killed,
+        "connections_cut": cut,
         "seconds": round(time.monotonic() - since, 1),
         "server_mb_by_minute": minutes,
         "server_mb_spread": round(max(minutes) / min(minutes) - 1, 4) if minutes else None,
