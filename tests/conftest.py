@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import gc
+import inspect
 import json
 import os
 import runpy
@@ -34,6 +35,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--rounding", type=int, default=0, metavar="STEPS", help="products round by their shape, by up to so many steps"
     )
     parser.addoption(
+        "--front-processes", type=int, metavar="N", help="servers of sines have so many; what looks into one is skipped"
+    )
+    parser.addoption(
         "--kokoro", type=Path, metavar="DIR", help="the voice's teacher, as builtin_voice.kokoro.prepare leaves it"
     )
 
@@ -59,6 +63,10 @@ def pytest_configure(config: pytest.Config) -> None:
             from parity import round_by_shape  # noqa: PLC0415, it imports torch
 
             round_by_shape(steps)
+        if fronts := config.getoption("--front-processes"):
+            from servers import FRONTS  # noqa: PLC0415, it imports torch
+
+            FRONTS.append(fronts)
 
 
 def _compile_native() -> None:
@@ -81,8 +89,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Files in the same order in every process, those that are marked `long` first: the others fill what they leave."""
+    if config.getoption("--front-processes"):
+        reason = pytest.mark.skip(reason="it changes the process that serves, or reads its log")
+        for item in items:
+            given = inspect.signature(getattr(item, "function", print)).parameters
+            if given.keys() & {"monkeypatch", "caplog", "said"}:
+                item.add_marker(reason)
     items.sort(key=lambda item: (item.get_closest_marker("long") is None, item.path))
 
 

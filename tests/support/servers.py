@@ -20,6 +20,7 @@ from unittest import mock
 
 import httpx
 import numpy as np
+import pytest
 import soundfile
 import uvicorn
 from processes import GUARD_S
@@ -36,6 +37,9 @@ from sonoro.server.listening import listen
 from sonoro.transport.fleet import Fleet
 
 SETTINGS = ServerConfig(port=0, max_queue_wait_ms=60_000, shutdown_timeout_s=30)
+
+FRONTS: list[int] = []
+"""How many front processes `serving` starts, if any: `pytest --front-processes`."""
 
 
 @dataclasses.dataclass
@@ -90,6 +94,14 @@ async def serving(
     **limits: float,
 ) -> AsyncIterator[Server]:
     """A server, ready unless told not to wait; it is gone with the block. `engine` stands in for those of sines."""
+    if FRONTS:
+        from front_servers import same_serving  # noqa: PLC0415, it imports this module
+
+        if engine or not waits:
+            pytest.skip("its engines are in this process, or not ready")
+        async with same_serving(FRONTS[0], model, config, settings, engines=engines, **limits) as server:
+            yield server
+        return
     engine, failures = engine or launch_fleet(model, config, engines, **limits), []
     app = create_app(engine, settings.resolve(config.slots * len(engine.replicas)), failures.append)
     with listen(settings) as sock:
