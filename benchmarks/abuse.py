@@ -4,10 +4,10 @@
 
 Clients without a key drip a message, send 15 MiB of one, or stay silent, on each protocol. Others have the key `bad`:
 they do the same, upload recordings, and go on with texts that were refused. Somebody puts sparse files into the folder
-of voices. The client with the key `good` speaks a sentence every `EVERY_S`. Memory is that of the server and of its
-engine, without file mappings, every `SAMPLE_S` after `SETTLED_S`. What the load holds at a time comes and goes by tens
-of MB, and what is kept is the least of each minute: it must be flat, by `RULE`. Fails if it is not, or if the good
-client was refused. Ends with one JSON line."""
+of voices. The client with the key `good` speaks a sentence every `EVERY_S`. Memory is that of the server, all its
+fronts included, and of its engine, without file mappings, every `SAMPLE_S` after `SETTLED_S`. What the load holds at a
+time comes and goes by tens of MB, and what is kept is the least of each minute: it must be flat, by `RULE`. Fails if it
+is not, or if the good client was refused. Ends with one JSON line."""
 
 from __future__ import annotations
 
@@ -187,6 +187,7 @@ def main() -> None:
         result["tracebacks"] = log.read().count(b"Traceback")
     hardware = {"processor": processor(), "cores": os.cpu_count(), "python": platform.python_version()}
     settings = {"minutes": args.minutes, "settled_s": SETTLED_S, "sample_s": SAMPLE_S}
+    settings["front_processes"] = args.front_processes
     is_flat = all(result[process]["drift_percent"] <= 100 * MAX_DRIFT for process in ("server", "engine"))
     facts = {"commit": commit_of_checkout(), "hardware": hardware, "settings": settings}
     line = json.dumps({**facts, **result, "rule": RULE, "is_flat": is_flat})
