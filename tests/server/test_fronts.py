@@ -1,6 +1,7 @@
 """A server of several front processes: its limits are those of one, and the end of a front is that of its streams."""
 
 import asyncio
+import contextlib
 import dataclasses
 import os
 import signal
@@ -105,8 +106,18 @@ def test_running_streams_end_before_the_server_does() -> None:
             asking = [asyncio.create_task(server.post(json=long)) for _ in range(4)]
             await until(lambda: speaking(server))
             server.fronts.end()
+            await until(lambda: refuses(server))
             assert [len((await task).content) for task in asking] == [100 * 160] * 4
             await server.serving
+
+    async def refuses(server: Server) -> bool:
+        """Whether new connections are refused, rather than left to wait for a front."""
+        with contextlib.suppress(httpx.ReadError):
+            try:
+                await server.get("/health")
+            except httpx.ConnectError:
+                return True
+        return False
 
     async def speaking(server: Server) -> bool:
         return await server.metric("sonoro_engine_running") == 4

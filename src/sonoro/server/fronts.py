@@ -210,6 +210,8 @@ class Fronts:
 
     async def _drain(self) -> None:
         """End the fronts as uvicorn ends: connections are refused, running requests end."""
+        for sock in (sock for own in self._listeners for sock in own):
+            sock.close()
         processes = list(self._running.values())
         for process in processes:
             with contextlib.suppress(ProcessLookupError):
