@@ -19,7 +19,8 @@ from sonoro.core.types import Finished
 from sonoro.server.bodies import HeldAudio, json_bytes
 from sonoro.server.errors import Answers, AnswerTooLarge, SlowReader, refusal, refusals
 from sonoro.server.keys import Caller
-from sonoro.server.schemas import BatchBody, SpeechBody, object_of, parse, request_body
+from sonoro.server.openapi import object_of, request_body
+from sonoro.server.schemas import BatchBody, SpeechBody, parse
 from sonoro.server.service import Service
 from sonoro.server.stream import DISCONNECTED, Speech, cancel_on_disconnect, conclude, encoded_audio, send_body
 from sonoro.transport.process import cancel_tasks

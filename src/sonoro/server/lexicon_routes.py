@@ -7,7 +7,8 @@ from pydantic import BaseModel, JsonValue
 
 from sonoro.server.errors import refusals
 from sonoro.server.lexicons import made, shown
-from sonoro.server.schemas import object_of, parse, request_body
+from sonoro.server.openapi import object_of, request_body
+from sonoro.server.schemas import parse
 from sonoro.server.service import Service
 from sonoro.text.script.lexicon_files import MAX_BYTES
 

@@ -4,7 +4,7 @@ The fields are OpenAI's, common ones of other speech servers, and the model's ow
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, Self, TypeVar, get_args
 
@@ -235,31 +235,6 @@ class BatchBody(BaseModel, strict=True, extra="allow", allow_inf_nan=False):
     """Texts to speak, each as a speech request; other fields are defaults for all `items`."""
 
     items: list[dict[str, Any]] = Field(min_length=1, max_length=MAX_BATCH)
-
-
-def object_of(required: Collection[str], **properties: Any) -> dict[str, Any]:
-    """The JSON schema of an object with `properties`."""
-    return {"type": "object", "required": list(required), "properties": properties}
-
-
-def schema_of(kind: type[BaseModel]) -> dict[str, Any]:
-    """The JSON schema of `kind`, with `$ref`s inlined."""
-    schema = kind.model_json_schema()
-    inlined: dict[str, Any] = _inline(schema, schema.pop("$defs", {}))
-    return inlined
-
-
-def request_body(kind: type[BaseModel]) -> dict[str, Any]:
-    """The OpenAPI description of a route that takes `kind` as JSON."""
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema_of(kind)}}}}
-
-
-def _inline(part: Any, kinds: dict[str, Any]) -> Any:
-    if isinstance(part, dict):
-        if "$ref" in part:
-            return _inline(kinds[part["$ref"].rpartition("/")[2]], kinds)
-        return {name: _inline(inner, kinds) for name, inner in part.items()}
-    return [_inline(inner, kinds) for inner in part] if isinstance(part, list) else part
 
 
 def parse(kind: type[Body], payload: bytes | dict[str, Any]) -> Body:

@@ -25,13 +25,13 @@ from sonoro.server.keys import Caller
 from sonoro.server.lexicons import LexiconStore
 from sonoro.server.metrics import Metrics
 from sonoro.server.middleware import CLIENT_GONE, Budget, RequestBodies
+from sonoro.server.openapi import request_body
 from sonoro.server.recordings import Recordings
 from sonoro.server.schemas import (
     SpeechBody,
     may_name_voices,
     parse,
     read_references,
-    request_body,
     script_of,
     speech_request,
 )

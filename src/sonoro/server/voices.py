@@ -16,8 +16,8 @@ from sonoro.core.types import ModelSpec, ReferenceUse
 from sonoro.server.errors import Answers, TooManyVoices, refusals
 from sonoro.server.keys import Caller
 from sonoro.server.middleware import CLIENT_GONE
+from sonoro.server.openapi import object_of
 from sonoro.server.recordings import naming
-from sonoro.server.schemas import object_of
 from sonoro.server.service import Service
 from sonoro.server.stream import cancel_on_disconnect
 from sonoro.transport.encoded_voice import VoiceFacts, voice_name
