@@ -1,5 +1,6 @@
 """Markup and lexicons in Python and on the command line, over a model that speaks sine waves."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -79,16 +80,43 @@ def test_say_takes_markup_and_lexicons(sonoro: Run, monkeypatch: pytest.MonkeyPa
     assert "emphasis" in err
 
 
-def test_a_play_is_spoken_by_its_cast(sonoro: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli_say, "_load", lambda options, quantization: sine_model())
-    Path("play.txt").write_text("ALICE: Good day.\nBOB: And you.\n" * 20)
-    code, out, err = sonoro("say", "--file", "play.txt", "--cast", "ALICE=high,BOB=low", "--out", "out.wav")
-    assert (code, err) == (0, ""), out
-    with TTS(sine_model(), config={"slots": 2}) as tts:
-        cues = [Cue("Good day.", "high"), Cue("And you.", "low")] * 20
+CAST = {"ALICE": "nora", "BOB": "hugh", "CAROL": "edith", "DAN": "miles"}
+LINES = [(name, f"Line {number}.") for number in range(10) for name in CAST]
+"""A dialogue of four voices in forty lines."""
+
+
+def cast_model() -> LoadedModel:
+    return LoadedModel(ShownSineModel(("nora", "miles", "edith", "hugh")), torch.device("cpu"), torch.float32, {})
+
+
+def test_a_dialogue_of_four_voices_in_forty_lines() -> None:
+    cues = [Cue(text, CAST[name]) for name, text in LINES]
+    with TTS(cast_model(), config={"slots": 4}) as tts:
         audio = tts.generate(dialogue(cues), markup="voices")
-    assert abs(len(soundfile.read("out.wav")[0]) - len(audio)) == 0
-    assert abs(len(audio) - 80 * 17 * 20 - 39 * 2400) <= 40 * 3
-    code, _, err = sonoro("say", "EVE: Hi.", "--cast", "ALICE=high")
+        assert abs(len(audio) - 80 * sum(len(text) for _, text in LINES) - 39 * 2400) <= 40 * 3
+        streamed = list(tts.stream(dialogue(cues), markup="voices"))
+        assert np.array_equal(np.concatenate([piece.samples for piece in streamed]), audio.samples)
+        assert [piece.pause_s for piece in streamed if piece.pause_s] == [0.3] * 39
+        beside = tts.generate(dialogue(cues), markup="voices", parallel=4)
+        assert len(beside) == len(audio)
+        for told in (audio.words, beside.words):
+            assert [(word.text, word.voice) for word in told or ()] == [
+                (word, cue.voice) for cue in cues for word in cue.text.rstrip(".").split()
+            ]
+
+
+def test_a_play_is_spoken_by_its_cast(sonoro: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli_say, "_load", lambda options, quantization: cast_model())
+    Path("play.txt").write_text("\n".join(f"{name}: {text}" for name, text in LINES))
+    cast = ",".join(f"{name}={voice}" for name, voice in CAST.items())
+    code, out, err = sonoro("say", "--file", "play.txt", "--cast", cast, "--words", "words.json", "--out", "out.wav")
+    assert (code, err) == (0, ""), out
+    letters = sum(len(text) for _, text in LINES)
+    assert abs(len(soundfile.read("out.wav")[0]) - 80 * letters - 39 * 2400) <= 40 * 3
+    told = json.loads(Path("words.json").read_text())
+    assert [(word["text"], word["voice"]) for word in told] == [
+        (word, CAST[name]) for name, text in LINES for word in text.rstrip(".").split()
+    ]
+    code, _, err = sonoro("say", "EVE: Hi.", "--cast", "ALICE=nora")
     assert code != 0
     assert "EVE" in err

@@ -273,8 +273,8 @@ class PrefixedSineModel(SineModel):
 class ShownSineModel(SineModel):
     attention_heads, text_layouts = (1, 1), {"text_first": {}}
 
-    def __init__(self):
-        super().__init__()
+    def __init__(self, voices=("low", "high")):
+        super().__init__(voices)
         self.word_heads = WordHeads(text_first=Pointing(layer=0, head=0, is_measured=True))
 
     def pointing(self, request, voice):
