@@ -8,7 +8,7 @@ import pytest
 import soundfile
 import torch
 from processes import Run, sonoro
-from sine_models import ShownSineModel
+from sine_models import ShownSineModel, VoicedSineModel
 
 from sonoro import TTS
 from sonoro.api import speech_request
@@ -120,3 +120,21 @@ def test_a_play_is_spoken_by_its_cast(sonoro: Run, monkeypatch: pytest.MonkeyPat
     code, _, err = sonoro("say", "EVE: Hi.", "--cast", "ALICE=nora")
     assert code != 0
     assert "EVE" in err
+
+
+def test_a_play_is_spoken_by_recordings(sonoro: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = LoadedModel(VoicedSineModel(), torch.device("cpu"), torch.float32, {})
+    monkeypatch.setattr(cli_say, "_load", lambda options, quantization: model)
+    soundfile.write("alice.wav", np.sin(np.arange(8000) / 10), 8000)
+    code, out, err = sonoro(
+        "say", "ALICE: Good day.\nBOB: And you.", "--cast", "alice=alice.wav,BOB=low", "-o", "out.wav"
+    )
+    assert (code, err) == (0, ""), out
+    with TTS(model, config={"slots": 1}) as tts:
+        audio = tts.generate(
+            dialogue([Cue("Good day.", "alice"), Cue("And you.", "low")]), markup="voices", cast={"alice": "alice.wav"}
+        )
+    assert np.array_equal(soundfile.read("out.wav")[0].astype(np.float32), audio.samples)
+    code, _, err = sonoro("say", "ALICE: Hi.", "--cast", "ALICE=none.wav", "-o", "out.wav", "--force")
+    assert code != 0
+    assert "none.wav" in err

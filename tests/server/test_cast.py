@@ -18,6 +18,10 @@ VOICES = ("low", "anna", "high", "bert")
 LINES = [(voice, f"This is number {number} of {voice}.") for number in range(10) for voice in VOICES]
 
 
+def recorded(text: str | None = None) -> dict[str, str | None]:
+    return {"audio": f"data:audio/wav;base64,{base64.b64encode(sound()).decode()}", "text": text}
+
+
 async def upload(server: Server, name: str, text: str) -> None:
     fields = {"name": name, "ref_text": text} | ({} if text else {"x_vector_only_mode": "true"})
     files = {"audio": (f"{name}.wav", sound(), "audio/wav")}
@@ -68,6 +72,54 @@ def test_an_uploaded_voice_speaks_its_line_as_it_speaks_alone() -> None:
             assert abs(len(made) - len(one) - len(two) - 8000) <= 6
             assert np.array_equal(made[: len(one) - 2], one[:-2])
             assert np.array_equal(made[len(two) * -1 + 3 :], two[3:])
+
+    run(ask())
+
+
+def test_recordings_in_the_body_speak_as_uploaded_voices_do() -> None:
+    async def ask() -> None:
+        async with serving() as server:
+            await upload(server, "anna", "A tone.")
+            await upload(server, "bert", "")
+            inputs = [{"voice": voice, "text": text} for voice, text in LINES]
+            whole = await speech(server, inputs=inputs)
+            voices: dict[str, Any] = {"Ann": recorded("A tone."), "Bob": recorded(), "CAROL": "low", "Eve": "anna"}
+            cast = {"low": "carol", "anna": "ANN", "bert": "bob", "high": "high"}
+            inputs = [{"voice": cast[voice], "text": text} for voice, text in LINES]
+            assert await speech(server, inputs=inputs, voices=voices) == whole
+            inputs = [{"voice": {"anna": "eve"}.get(voice, cast[voice]), "text": text} for voice, text in LINES]
+            assert await speech(server, inputs=inputs, voices=voices) == whole
+            assert await speech(server, input="Hi.", voice="bob", voices=voices) == await speech(
+                server, input="Hi.", voice="bert"
+            )
+            assert await speech(server, input="Hi.", voice="eve", voices=voices) == await speech(
+                server, input="Hi.", voice="anna"
+            )
+            fields = {"input": "Hi.", "voices": {"ann": {"audio": "data:audio/wav;base64,AAAA"}}}
+            check_error(await server.http.post("/v1/audio/speech", json=fields), 400, "voices")
+
+    run(ask())
+
+
+def test_a_model_without_voices_speaks_recordings_of_the_body() -> None:
+    async def ask() -> None:
+        async with serving("cloning") as server:
+            voices = {"ann": recorded("A tone."), "bob": recorded()}
+            inputs = [{"voice": "bob", "text": "One is here."}, {"voice": "ann", "text": "Two is here."}]
+            made = await speech(server, inputs=inputs, voices=voices)
+            await upload(server, "anna", "A tone.")
+            await upload(server, "bert", "")
+            inputs = [{"voice": "bert", "text": "One is here."}, {"voice": "anna", "text": "Two is here."}]
+            assert made == await speech(server, inputs=inputs)
+
+    run(ask())
+
+
+def test_a_model_that_cannot_clone_refuses_recordings_of_the_body() -> None:
+    async def ask() -> None:
+        async with serving("shown") as server:
+            fields = {"input": "Hi.", "voices": {"ann": recorded()}}
+            check_error(await server.http.post("/v1/audio/speech", json=fields), 400, "voices")
 
     run(ask())
 

@@ -74,7 +74,13 @@ def _cast(text: str) -> dict[str, str]:
 
 
 Cast = Annotated[
-    Any, typer.Option("--cast", parser=_cast, metavar="NAME=VOICE,...", help="the text is a play of lines NAME: ...")
+    Any,
+    typer.Option(
+        "--cast",
+        parser=_cast,
+        metavar="NAME=VOICE,...",
+        help="the text is a play, NAME: ...; a VOICE may be a recording",
+    ),
 ]
 Lexicons = Annotated[
     list[Path] | None, typer.Option("--lexicon", help="file with how words are said: PLS, JSON, or lines word=alias")

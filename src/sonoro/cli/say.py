@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,7 +26,7 @@ from sonoro.core.events import Fault, Word
 from sonoro.core.options import OptionValue
 from sonoro.core.types import SpeechRequest
 from sonoro.text.origins import shown
-from sonoro.text.script.dialogue import dialogue, read_play
+from sonoro.text.script.dialogue import Cue, dialogue, read_play
 
 if TYPE_CHECKING:
     from sonoro.models.base import LoadedModel
@@ -180,7 +180,11 @@ def _request(options: Any) -> SpeechRequest:
     fields = RequestFields.__annotations__.keys() - {"cast"}  # of recordings; the option is of names
     given = {name: value for name, value in vars(options).items() if name in fields}
     if options.cast is not None:
-        text, given["markup"] = dialogue(read_play(text, options.cast)), given["markup"] or "voices"
+        cues, given["cast"] = _cues(text, options.cast)
+        text, given["markup"] = dialogue(cues), given["markup"] or "voices"
+        if (first := cues[0].voice) in given["cast"] and options.voice is None and options.ref_audio is None:
+            # A model without voices of its own needs one.
+            given |= {"ref_audio": given["cast"][first], "x_vector_only": True}
     try:
         request = speech_request(text, options.voice, **given, options=_options(options.option or []))
     except InvalidReference as error:
@@ -191,6 +195,13 @@ def _request(options: Any) -> SpeechRequest:
         spec.check_cloning(error.field)
         raise
     return msgspec.structs.replace(request, is_reproducible=True)
+
+
+def _cues(text: str, cast: Mapping[str, str]) -> tuple[list[Cue], dict[str, Path]]:
+    """The cues of the play `text`, and the recordings of its `cast`: voices that are names of files."""
+    recordings = {name.lower(): Path(one) for name, one in cast.items() if Path(one).suffix and Path(one).is_file()}
+    voices = {name: name.lower() if name.lower() in recordings else one for name, one in cast.items()}
+    return read_play(text, voices), recordings
 
 
 def _write_captions(captions: Captions, request: SpeechRequest, words: Sequence[Word]) -> None:

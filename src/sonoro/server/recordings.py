@@ -10,7 +10,7 @@ import ipaddress
 import os
 import socket
 import stat
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -114,6 +114,13 @@ class Recordings:
                 return await self._fetch(url, text, use, owner)
             # Opened in the thread too, so that a queued recording holds a name rather than the bytes of a file.
             return await self._aside(lambda: self._decode(self._bytes_at(url, scheme), text, use), owner)
+
+    async def read_cast(self, given: Mapping[str, tuple[str, str | None]], owner: str = "") -> dict[str, Reference]:
+        """Read the recordings of `given` names, each with its transcript, if it has one. Raises as `read` does."""
+        reading = (
+            self.read(url, text, "prompt" if text else "reference", "voices", owner) for url, text in given.values()
+        )
+        return dict(zip(given, await asyncio.gather(*reading), strict=True))
 
     async def decode(self, data: bytes, text: str | None, use: ReferenceUse, owner: str = "") -> Reference:
         """Decode `data`, an audio file, for `owner`. Raises `InvalidReference` or `TooManyRequests`, as `read` does."""

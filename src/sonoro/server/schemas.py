@@ -163,9 +163,10 @@ class SpeechBody(WithoutNulls, strict=True, extra="allow", allow_inf_nan=False):
     pause_between: float = Field(
         BETWEEN_S, description="seconds between two inputs", json_schema_extra={"type": ["number", "null"]}
     )
-    voice_aliases: dict[str, str] | None = Field(
-        None, max_length=64, description="further names of the model's voices, for tags in the input"
+    voices: dict[str, str | SpokenReference] | None = Field(
+        None, max_length=64, description="names for voice, inputs and tags: of the model's voices, or of recordings"
     )
+    voice_aliases: dict[str, str] | None = Field(None, max_length=64, description="as voices")
     allow_voice_tags: bool | None = Field(None, description="true: as markup voices")
     lexicons: list[str | dict[str, JsonValue] | list[JsonValue]] | None = Field(
         None, max_length=8, description="how words are said: names of lexicons, lists of rules, or aliases by word"
@@ -210,6 +211,11 @@ class SpeechBody(WithoutNulls, strict=True, extra="allow", allow_inf_nan=False):
     )
     stream: bool | None = Field(None, description="ignored: the audio is always streamed")
     initial_codec_chunk_frames: int | None = _number("ignored: the server's configuration decides", 1, None)
+
+    @property
+    def cast(self) -> dict[str, SpokenReference]:
+        """The recordings among `voices`, by name in small letters."""
+        return {name.lower(): one for name, one in (self.voices or {}).items() if isinstance(one, SpokenReference)}
 
     @model_validator(mode="before")
     @classmethod
@@ -300,17 +306,21 @@ def speech_request(
     aliases: Mapping[str, str],
     *,
     references: tuple[Reference, ...] = (),
+    cast: Mapping[str, Reference] = MappingProxyType({}),
     registered: Mapping[str, VoiceFacts] = MappingProxyType({}),
     lexicons: Sequence[Lexicon] = (),
     is_live: bool = False,
 ) -> SpeechRequest:
-    """Make the resolved request of `body` for the model of `spec`. `lexicons` are those that the body names or brings.
-    `aliases` maps further names of its voices, in lower case; `registered` maps the uploaded voices that the caller may
-    name. Raises `InvalidRequest` (or a subclass) for invalid fields and for what the model cannot do."""
+    """Make the resolved request of `body` for the model of `spec`, with the `lexicons` and `cast` that it brings.
+    `aliases` are further names of the model's voices, in lower case, `registered` uploads that the caller may name.
+    Raises `InvalidRequest` (or a subclass) for invalid fields and for what the model cannot do."""
     embedding = None if body.speaker_embedding is None else tuple(body.speaker_embedding)
+    voice, aliases = named_voice(body), _aliases(body, aliases)
+    known = _also_named(registered, aliases)
+    if voice is not None and voice.lower() in cast:
+        references, voice = (cast[voice.lower()],), None
     has_own_voice = bool(references) or embedding is not None
-    voice = named_voice(body)
-    uploaded = None if voice is None else registered.get(voice.lower())
+    uploaded = None if voice is None else known.get(voice.lower())
     if voice is not None and uploaded is None:
         voice = _model_voice(voice, spec, aliases, has_own_voice=has_own_voice)
     _check_task(body, spec, is_cloned=has_own_voice or uploaded is not None)
@@ -318,10 +328,7 @@ def speech_request(
         id=request_id,
         text=body.input,
         voice=voice if uploaded is None else uploaded.name,
-        language=body.language,
-        text_format=body.text_format,
         markup=_markup(body),
-        on_markup=body.on_markup,
         instructions=body.instructions or None,
         references=references,
         speaker_embedding=embedding,
@@ -330,19 +337,18 @@ def speech_request(
         max_frames=body.max_new_tokens,
         ignore_eos=bool(body.ignore_eos),
         is_live=is_live,
-        attempts=body.attempts,
-        on_fault=body.on_fault,
         with_words=bool(body.timestamps),
         parallel=body.parallel or 1,
         options=_options(body, request_id, spec),
+        **{name: getattr(body, name) for name in ("language", "text_format", "on_markup", "attempts", "on_fault")},
     )
     # With a digest the voice counts as known; without one, the registered names are for the error message.
-    if request.may_have_markup and registered:
-        request = msgspec.structs.replace(request, cast={name: facts.digest for name, facts in registered.items()})
+    if request.may_have_markup and (known or cast):
+        request = msgspec.structs.replace(request, cast={**{name: one.digest for name, one in known.items()}, **cast})
     resolved = spec.resolve(request, {uploaded.name: uploaded.digest} if uploaded else dict.fromkeys(registered, ""))
     if not lexicons and not resolved.may_have_markup:
         return resolved
-    return scripted(resolved, spec, lexicons, speed=body.speed, aliases=_aliases(body, aliases))
+    return scripted(resolved, spec, lexicons, speed=body.speed, aliases=aliases)
 
 
 def script_of(
@@ -367,9 +373,14 @@ class _Anyone(frozenset[str]):
 
 def _aliases(body: SpeechBody, aliases: Mapping[str, str]) -> Mapping[str, str]:
     """`aliases` of the model's voices and those of `body`, which may stand for one of them."""
-    given = (body.voice_aliases or {}).items()
-    own = {name.lower(): aliases.get(voice.lower(), voice.lower()) for name, voice in given}
+    given = {**(body.voice_aliases or {}), **(body.voices or {})}.items()
+    own = {name.lower(): aliases.get(one.lower(), one.lower()) for name, one in given if isinstance(one, str)}
     return {**aliases, **own} if own else aliases
+
+
+def _also_named(registered: Mapping[str, VoiceFacts], aliases: Mapping[str, str]) -> Mapping[str, VoiceFacts]:
+    """`registered` voices, also by further names of theirs."""
+    return {**{name: registered[voice] for name, voice in aliases.items() if voice in registered}, **registered}
 
 
 def _markup(body: SpeechBody) -> Markup:

@@ -126,7 +126,7 @@ class LiveSession(WebSocketSession):
     async def _configure(self, fields: dict[str, Any]) -> None:
         if self._utterance is not None:
             raise InvalidRequest("session.config", "given", "an utterance is running; wait until it has ended")
-        for name in ("input", "inputs", "stream_format"):
+        for name in ("input", "inputs", "voices", "stream_format"):
             if name in fields:
                 raise InvalidRequest(name, fields[name], "not allowed in a session; leave it out")
         await asyncio.sleep(0)  # the message may have been long

@@ -179,6 +179,7 @@ class SpeechFactory:
             raise InvalidRequest("input", f"{len(body.input)} characters", most)
         is_silent = not is_live and not is_speakable(body.input) and bool(body.input.strip())
         references = await read_references(body, self.recordings, spec, caller.owner)
+        cast = await self._cast(body, spec, caller)
         if is_silent:
             # As live, for which the text is not checked; the other fields are. A live request has no attempts.
             body = body.model_copy(update={"attempts": None, "on_fault": None})
@@ -194,6 +195,7 @@ class SpeechFactory:
                 spec,
                 self._voices.aliases,
                 references=references,
+                cast=cast,
                 registered=self._voices.by_name(caller) if may_name_voices(body) else {},
                 lexicons=lexicons,
                 is_live=is_unchecked,
@@ -210,11 +212,20 @@ class SpeechFactory:
                 limits = f"with its aliases it must have at most {MOST_SAID * limit}"
                 raise InvalidRequest("input", f"{said} characters", limits)
         sent = self._response_body(body, lexicons, is_live=is_live)
+        references = (*references, *cast.values())
         texts = (request.instructions or "", *(reference.text or "" for reference in references))
         with contextlib.ExitStack() as held:
             held.enter_context(self.hold(references, caller, sum(map(len, texts))))
             encoding = self.encoding(body, request)
             return Speech(name, request, encoding, sent, is_silent, lexicons, held.pop_all(), caller.owner)
+
+    async def _cast(self, body: SpeechBody, spec: ModelSpec, caller: Caller) -> dict[str, Reference]:
+        """The recordings of `body` by name. Raises `InvalidReference`."""
+        given = {name: (one.audio, one.text) for name, one in body.cast.items()}
+        if not given:
+            return {}
+        spec.check_cloning("voices")
+        return await self.recordings.read_cast(given, caller.owner)
 
     def hold(
         self, references: Sequence[Reference], caller: Caller, more_bytes: int = 0
