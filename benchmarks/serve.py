@@ -43,6 +43,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--arm", choices=("graph", "eager"), default="graph")
     parser.add_argument("--engine", type=json.loads, default={}, help="JSON object over the engine's configuration")
     parser.add_argument("--slots", type=int, default=256)
+    parser.add_argument("--front-processes", type=int, default=0, help="as sonoro serve takes them")
     parser.add_argument("--concurrency", default="1,2,4,6,8,10,16,64,256", help="levels; empty for none")
     parser.add_argument("--rps", default="1,10,20,40,80", help="rates; empty for none")
     parser.add_argument("--frames", default="30-90")
@@ -69,28 +70,27 @@ def serving(args: argparse.Namespace, url: str, ends_s: float) -> Iterator[None]
     engine = {"slots": args.slots, "is_eager": args.arm == "eager", **args.engine}
     config = args.out / f"config-{args.arm}.yaml"
     # JSON is YAML.
-    config.write_text(
-        json.dumps({"engine": engine, "server": {"port": args.port, "max_queue_wait_ms": args.queue_wait_ms}})
-    )
+    server = {"port": args.port, "max_queue_wait_ms": args.queue_wait_ms, "front_processes": args.front_processes}
+    config.write_text(json.dumps({"engine": engine, "server": server}))
     log = args.out / f"server-{args.arm}.log"
     command = [*SONORO, "serve", *([args.model] if args.model else []), "--load-format", args.load_format]
     command += ["--devices", args.devices] if args.devices else []
     command += ["--codec-device", args.codec_device] if args.codec_device else []
-    with log.open("w") as file, subprocess.Popen([*command, "--config", config], stdout=file, stderr=file) as server:
+    with log.open("w") as file, subprocess.Popen([*command, "--config", config], stdout=file, stderr=file) as process:
         try:
             began_s = time.monotonic()
             while not is_whole(url):
-                if server.poll() is not None or time.monotonic() > ends_s:
+                if process.poll() is not None or time.monotonic() > ends_s:
                     raise SystemExit(f"the server is not ready, see {log}:\n{log.read_text()[-2000:]}")
                 time.sleep(0.2)
             print(f"ready, with every graph, after {time.monotonic() - began_s:.1f} s", flush=True)
             yield
         finally:
-            server.terminate()
+            process.terminate()
             try:
-                server.wait(END_S)
+                process.wait(END_S)
             except subprocess.TimeoutExpired:
-                server.kill()
+                process.kill()
 
 
 def is_whole(url: str) -> bool:
