@@ -138,3 +138,17 @@ def test_a_play_is_spoken_by_recordings(sonoro: Run, monkeypatch: pytest.MonkeyP
     code, _, err = sonoro("say", "ALICE: Hi.", "--cast", "ALICE=none.wav", "-o", "out.wav", "--force")
     assert code != 0
     assert "none.wav" in err
+
+
+def test_each_line_is_read_as_its_own_voice_reads() -> None:
+    asked: list[tuple[str, str | None]] = []
+
+    class Noting(ShownSineModel):
+        def segments(self, text, language, text_format="auto", voice=None):  # type: ignore[no-untyped-def]
+            asked.append((text, voice))
+            return super().segments(text, language, text_format, voice)
+
+    with TTS(LoadedModel(Noting(), torch.device("cpu"), torch.float32, {}), config={"slots": 2}) as tts:
+        asked.clear()
+        tts.generate("One. [voice:high]Two. [voice:low]Three.", "high", markup="voices")
+        assert [voice for _, voice in asked] == ["high", "high", "low"]

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sonoro.cli.main import app
+from sonoro.core.errors import UnknownVoice
 from sonoro.text import read
 
 
@@ -49,3 +50,22 @@ def test_json_has_each_word_with_what_it_is_said_for(tmp_path: Path) -> None:
 
 def test_a_dash_reads_the_standard_input() -> None:
     assert run("-", given="12kg\n")[0] == "twelve kilograms.\n"
+
+
+@pytest.mark.parametrize(
+    ("voice", "said"),
+    [
+        ((), "one hundred five"),
+        (("--voice", "Hugh"), "one hundred and five"),
+        (("--voice", "onyx"), "one hundred five"),
+    ],
+)
+def test_a_voice_reads_numbers_by_its_accent(voice: tuple[str, ...], said: str) -> None:
+    assert run("105", *voice)[0] == f"{said}.\n"
+
+
+def test_an_unknown_voice_is_refused_by_name() -> None:
+    result = CliRunner().invoke(app, ["read", "105", "--voice", "bob"])
+    assert isinstance(result.exception, UnknownVoice)
+    assert "'bob'" in str(result.exception)
+    assert "nora, miles, edith, hugh" in str(result.exception)

@@ -249,21 +249,35 @@ def test_a_byte_order_mark_is_no_text(sonoro: Run) -> None:
 def test_options_that_are_given_together_all_reach_the_request(
     sonoro: Run, recordings: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[SpeechRequest, float]] = []
+    asked: list[tuple[SpeechRequest, float, float]] = []
 
-    def stream(_: TTS, request: SpeechRequest, *, speed: float) -> None:
-        asked.append((request, speed))
+    def stream(_: TTS, request: SpeechRequest, *, speed: float, loudness: float) -> None:
+        asked.append((request, speed, loudness))
         raise EngineError("asked")
 
     monkeypatch.setattr(cli_say, "_load", lambda *_: loaded(ErringModel("unreached")))
     monkeypatch.setattr(cli_say.TTS, "stream", stream)
-    speech = ["--voice", "Ryan", "--language", "german", "--instructions", "Calm.", "--speed", "1.5", "--seed", "7"]
+    speech = [
+        "--voice",
+        "Ryan",
+        "--language",
+        "german",
+        "--instructions",
+        "Calm.",
+        "--speed",
+        "1.5",
+        "--seed",
+        "7",
+        "--loudness",
+        "-16",
+    ]
     clone = ["--ref-audio", recordings / "good.wav", "--ref-text", "A tone.", "--option", "strength=70"]
     retries = ["--attempts", "3", "--on-fault", "retry", "--check"]
     sampling = ["--temperature", "0.5", "--top-k", "9", "--top-p", "0.8", "--repetition-penalty", "1.2"]
     code, _, err = sonoro("say", "Hello.", *speech, *clone, *retries, *sampling, "--max-frames", "6")
     assert (code, err) == (1, "error: asked\n")
-    ((request, speed),) = asked
+    ((request, speed, loudness),) = asked
+    assert loudness == -16
     assert (speed, request.text, request.voice, request.language) == (1.5, "Hello.", "Ryan", "german")
     assert (request.instructions, request.seed, request.max_frames) == ("Calm.", 7, 6)
     assert [(one.text, one.use) for one in request.references] == [("A tone.", "prompt")]

@@ -88,7 +88,7 @@ class SineModel:
                               languages=("auto", "english"), sampling=SAMPLING, options=(STRENGTH,))  # fmt: skip
         self.codec = SineCodec()
 
-    def segments(self, text, language, text_format="auto"):
+    def segments(self, text, language, text_format="auto", voice=None):
         return [SpokenText(text)]
 
     def prepare(self, request, segment, index, before, voice):

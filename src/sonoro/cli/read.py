@@ -9,6 +9,8 @@ import typer
 
 from sonoro.cli.common import TextFormatOption
 from sonoro.cli.streams import read_text
+from sonoro.core.errors import UnknownVoice
+from sonoro.core.nearby import BUILTIN_VOICE
 from sonoro.core.types import SpeechRequest, TextFormat
 from sonoro.text import Reading
 from sonoro.text import read as read_english
@@ -19,6 +21,7 @@ def read(
     *,
     file: Annotated[Path | None, typer.Option(help="read the text in this file")] = None,
     text_format: TextFormatOption = None,
+    voice: Annotated[str | None, typer.Option(help='a built-in voice: American ones say no "hundred and"')] = None,
     json_: Annotated[
         bool, typer.Option("--json", help="print each word with the written text that it is said for")
     ] = False,
@@ -26,7 +29,7 @@ def read(
     """Print TEXT as the built-in voice will say it: words, and marks of pauses; on stderr what it leaves out."""
     known = cast("TextFormat", text_format or "auto")
     request = SpeechRequest(id="", text=read_text(text, file), text_format=known)
-    reading = read_english(request.text, request.text_format)
+    reading = read_english(request.text, request.text_format, locale=_locale(voice))
     if json_:
         said = {"text": reading.text, "words": _words(request.text, reading), "dropped": reading.dropped}
         typer.echo(json.dumps(said, ensure_ascii=False, indent=2))
@@ -34,6 +37,17 @@ def read(
     typer.echo(re.sub(r"([.?!]) ", "\\1\n", reading.text))
     if reading.dropped:
         typer.echo(f"left out, as it cannot be said: {reading.dropped}", err=True)
+
+
+def _locale(voice: str | None) -> str:
+    """The locale of a built-in voice, by default the first. Raises `UnknownVoice`."""
+    config = json.loads(Path(BUILTIN_VOICE, "config.json").read_text("utf-8"))
+    known = config["spk_description"]
+    name = next(iter(known)) if voice is None else config["voice_aliases"].get(voice.lower(), voice.lower())
+    if name not in known:
+        raise UnknownVoice("voice", voice, "known voices: " + ", ".join(known))
+    locale: str = known[name]["locale"]
+    return locale
 
 
 def _words(text: str, reading: Reading) -> list[dict[str, str | int]]:

@@ -13,10 +13,12 @@ OptionValue = bool | int | float | str
 
 
 class VoiceDescription(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How a voice sounds: its accent or language, and adjectives; and its loudness in LUFS, if that was measured."""
+    """How a voice sounds: its accent or language, and adjectives; the `locale` that it reads numbers by ("en-US"); and
+    its loudness in LUFS, if that was measured."""
 
     accent: str = ""
     adjectives: tuple[str, ...] = ()
+    locale: str = ""
     loudness_lufs: float | None = None
 
 

@@ -202,7 +202,7 @@ class Prompts:
         language, most = params.language or "auto", self._config.segment_letters
         return lambda text: [
             piece
-            for part in self._model.segments(text, language, params.text_format)
+            for part in self._model.segments(text, language, params.text_format, params.voice)
             for piece in split_text(part, language, most)
         ]
 

@@ -266,7 +266,7 @@ class _Speaking:
 def _begun(model: Any, request: SpeechRequest) -> _Spoken:
     """The `_Spoken` of a resolved `request` as one segment."""
     spec, text = model.spec, request.text
-    segment = joined(model.segments(text, request.language, request.text_format), " ")
+    segment = joined(model.segments(text, request.language, request.text_format, request.voice), " ")
     tokens = model.token_spans(segment.text)
     words = spoken_words(word_spans(text), segment.text, segment.origins, tokens)
     most = min(frames_bound(segment.text, spec.frame_s), spec.max_frames, _MOST_FRAMES)

@@ -170,8 +170,11 @@ class SpeechModel(Protocol):
     spec: ModelSpec
     codec: Codec
 
-    def segments(self, text: str, language: str, text_format: TextFormat = "auto") -> list[SpokenText]:
-        """`text` split into segments as the checkpoint needs, and read as `text_format` if it needs that."""
+    def segments(
+        self, text: str, language: str, text_format: TextFormat = "auto", voice: str | None = None
+    ) -> list[SpokenText]:
+        """`text` split into segments as the checkpoint needs. If it must be read, as `text_format`, and as `voice`, one
+        of the model's own, reads it."""
 
     def prepare(
         self, request: SpeechRequest, segment: str, index: int, before: Sequence[Spoken], voice: Voice | None

@@ -23,6 +23,7 @@ from tiny_talker import tiny_config
 from tokenizers import models
 
 from sonoro.core.config import EngineConfig
+from sonoro.core.options import VoiceDescription
 from sonoro.core.types import Event, Reference, SpeechRequest, TextFormat
 from sonoro.models import registry
 from sonoro.models.qwen3_tts.live_text import LiveSegment, LiveTokens
@@ -143,6 +144,20 @@ def test_a_text_to_be_spelled_out_gives_the_tokens_of_the_whole(english: PromptB
             segment = LiveSegment(english)
             ids = [one for piece in pieces for one in segment.feed(piece)] + segment.finish()
             assert ids == whole, (text, pieces)
+
+
+def test_numbers_as_a_voice_says_them_are_the_tokens_of_the_whole(english: PromptBuilder) -> None:
+    described = {"nora": VoiceDescription(locale="en-US"), "hugh": VoiceDescription(locale="en-GB")}
+    prompts = PromptBuilder(dataclasses.replace(english.config, spk_description=described), english.tokenizer)
+    draw = random.Random(5)
+    for text in ("it was 101, 2005 and 100 and 5 of it", "the 103rd of 1,234,567.", "100 3/4 of it, or 110"):
+        for voice, facts in described.items():
+            spoken = read(text, lowercase=True, locale=facts.locale).text
+            assert (spoken == read(text, lowercase=True).text) == (voice == "hugh")
+            for pieces in splits(text, draw):
+                segment = LiveSegment(prompts, "auto", voice)
+                ids = [one for piece in pieces for one in segment.feed(piece)] + segment.finish()
+                assert ids == [*prompts.tokenizer.encode(spoken), prompts.config.tts_eos_token_id], (text, pieces)
 
 
 TOLD_APART = {"read:past": "red", "use:noun": "youss", "close:verb": "cloze", "live:adjective": "lyve"}

@@ -196,3 +196,27 @@ def test_any_run_takes_time_in_proportion_to_its_length(run: str) -> None:
 
     # Again, where others had the processor's caches meanwhile.
     assert any(growth() < 15 for _ in range(3))
+
+
+AMERICAN = {
+    "2005, 1905 and 3,005 people": "two thousand five, nineteen oh five and three thousand five people.",
+    "the 101st, 103rd and 124th": "the one hundred first, one hundred third and one hundred twenty fourth.",
+    "110% of 1,234,567": "one hundred ten percent of one million two hundred thirty four thousand five hundred sixty "
+    "seven.",
+    "$100.50 for 105 3/4 lb": "one hundred dollars and fifty cents for one hundred five and three quarters pounds.",
+    # Of these no "and" stands within a number that is written in figures.
+    "100 3/4 cups, 100\N{VULGAR FRACTION ONE HALF}": "one hundred and three quarters cups, one hundred and a half.",
+    "100 1/8 in": "one hundred and one eighth in.",
+    "a hundred and one, 100 and 5": "a hundred and one, one hundred and five.",
+    "2100 and 1,984": "two thousand one hundred and one thousand nine hundred eighty four.",
+}
+
+
+@pytest.mark.parametrize("text", AMERICAN)
+def test_american_numbers_have_no_and(text: str) -> None:
+    american, british = read(text, locale="en-US"), read(text, locale="en-GB")
+    assert american.text == AMERICAN[text]
+    assert british.text == read(text).text
+    assert len(american.origins) == len(american.text)
+    spans = [british.origins[at] for at, letter in enumerate(british.text) if letter != " "]
+    assert {american.origins[at] for at, letter in enumerate(american.text) if letter != " "} == set(spans)

@@ -45,7 +45,9 @@ class FishS2(SpeaksFrames):
     def configure(self, values: Mapping[str, OptionValue]) -> None:
         self._prompts.read_control_tokens(is_on=bool(values[CONTROL_TOKENS.name]))
 
-    def segments(self, text: str, language: str, text_format: TextFormat = "auto") -> list[SpokenText]:
+    def segments(
+        self, text: str, language: str, text_format: TextFormat = "auto", voice: str | None = None
+    ) -> list[SpokenText]:
         """`text` as one segment, or a few speaker turns per segment."""
         return split_turns(text)
 

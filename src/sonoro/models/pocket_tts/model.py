@@ -76,7 +76,9 @@ class PocketTTS(SpeaksFrames):
     def load_voice(self, saved: SavedVoice) -> Voice:
         return voice.load_voice(self._modules.lm, saved)
 
-    def segments(self, text: str, language: str, text_format: TextFormat = "auto") -> list[SpokenText]:
+    def segments(
+        self, text: str, language: str, text_format: TextFormat = "auto", voice: str | None = None
+    ) -> list[SpokenText]:
         """`text` in the official chunks; read as English before, if so set."""
         written = SpokenText(text) if self.spec.text_normalizer is None else read_english(text, text_format)
         return self._prompts.rules.chunks(written)

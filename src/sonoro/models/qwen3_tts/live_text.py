@@ -43,9 +43,9 @@ class LiveSegment:
     """`LiveText` of one segment: the ids are those that `PromptBuilder.build` uses, end of text included.
     With a normaliser, text is released up to the last joint: what follows may still change how the rest is read."""
 
-    def __init__(self, prompts: PromptBuilder, text_format: TextFormat = "auto") -> None:
+    def __init__(self, prompts: PromptBuilder, text_format: TextFormat = "auto", voice: str | None = None) -> None:
         self.max_letters = prompts.config.max_segment_letters
-        self._prompts, self._format = prompts, text_format
+        self._prompts, self._format, self._voice = prompts, text_format, voice
         self._tokens = LiveTokens(prompts.tokenizer)
         self._parts: list[SpokenText] = []
         # Text that is not given to the tokeniser yet, and at which character of all text it begins.
@@ -59,7 +59,7 @@ class LiveSegment:
 
     def letters(self, text: str) -> int:
         """Length of `text` in letters, once normalised."""
-        return spoken_length(self._prompts.spell_out(text, self._format).text)
+        return spoken_length(self._prompts.spell_out(text, self._format, voice=self._voice).text)
 
     def feed(self, text: str) -> list[int]:
         """Append `text`; returns the ids that are now settled."""
@@ -73,7 +73,7 @@ class LiveSegment:
             return []
         comma = "," * (self._raw[cut - 2] in ",;:")
         after = "" if is_sentence else f"{comma} {self._raw[cut : cut + REACH]}"
-        spoken = self._prompts.normalize(self._raw[:cut], self._format, (self._before, after))
+        spoken = self._prompts.normalize(self._raw[:cut], self._format, (self._before, after), self._voice)
         # The full stop is not of the text, unless a list item ends; a comma and the space before the next word are.
         text = spoken.text if is_sentence else spoken.text.removesuffix(".")
         is_mark = not is_sentence and self._raw[cut - 2] in ",;:" and text != spoken.text
@@ -86,7 +86,9 @@ class LiveSegment:
     def finish(self) -> list[int]:
         """The remaining ids and the end of text; empty if the segment has nothing to speak."""
         ids = [
-            *self._give(self._prompts.normalize(self._raw, self._format, (self._before, "")), len(self._raw)),
+            *self._give(
+                self._prompts.normalize(self._raw, self._format, (self._before, ""), self._voice), len(self._raw)
+            ),
             *self._tokens.finish(),
         ]
         return [*ids, self._prompts.config.tts_eos_token_id] if self._is_spoken or ids else []

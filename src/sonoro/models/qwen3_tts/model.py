@@ -87,9 +87,12 @@ class Qwen3TTS(ReadsText):
         if CONTROL_TOKENS.name in values:
             tokenizer.read_control_tokens(is_on=bool(values[CONTROL_TOKENS.name]))
 
-    def segments(self, text: str, language: str, text_format: TextFormat = "auto") -> list[SpokenText]:
+    def segments(
+        self, text: str, language: str, text_format: TextFormat = "auto", voice: str | None = None
+    ) -> list[SpokenText]:
         """`text`, read if the checkpoint needs that, split into segments of at most `max_segment_letters`."""
-        return split_text(self._prompts.normalize(text, text_format), language, self._configs.model.max_segment_letters)
+        spoken = self._prompts.normalize(text, text_format, voice=voice)
+        return split_text(spoken, language, self._configs.model.max_segment_letters)
 
     def prepare(
         self, request: SpeechRequest, segment: str, index: int, before: Sequence[Spoken], voice: Voice | None
@@ -101,7 +104,7 @@ class Qwen3TTS(ReadsText):
         is_in_context = voice is not None and voice.reference_frames is not None
         if request.options["non_streaming_mode"] or is_in_context:
             return None
-        return LiveSegment(self._prompts, request.text_format)
+        return LiveSegment(self._prompts, request.text_format, request.voice)
 
     def prepare_live(self, request: SpeechRequest, ids: Sequence[int], index: int, voice: Voice | None) -> TalkerPrompt:
         """The prompt of a segment whose text begins with `ids`; the first is in the prompt, the others are pending."""

@@ -213,17 +213,38 @@ class PromptBuilder:
         self._line_break = tokenizer.encode("\n")
         self._role = [config.im_start_token_id, config.assistant_token_id, *self._line_break]
 
-    def spell_out(self, text: str, text_format: TextFormat = "auto", context: tuple[str, str] = ("", "")) -> Reading:
-        """`text`, within its `context`, normalised as the checkpoint needs, and the characters that it cannot speak."""
+    def spell_out(
+        self,
+        text: str,
+        text_format: TextFormat = "auto",
+        context: tuple[str, str] = ("", ""),
+        voice: str | None = None,
+    ) -> Reading:
+        """`text`, within its `context`, normalised as the checkpoint needs and as `voice` reads it, and the characters
+        that it cannot speak."""
         if self.config.text_normalizer is None:
             return Reading(text)
-        respellings, heteronyms = self.config.respellings, self.config.heteronyms
-        return read(text, text_format, lowercase=True, respellings=respellings, heteronyms=heteronyms, context=context)
+        described = self.config.spk_description.get(voice or "")
+        return read(
+            text,
+            text_format,
+            lowercase=True,
+            respellings=self.config.respellings,
+            heteronyms=self.config.heteronyms,
+            context=context,
+            locale="" if described is None else described.locale,
+        )
 
-    def normalize(self, text: str, text_format: TextFormat = "auto", context: tuple[str, str] = ("", "")) -> Reading:
+    def normalize(
+        self,
+        text: str,
+        text_format: TextFormat = "auto",
+        context: tuple[str, str] = ("", ""),
+        voice: str | None = None,
+    ) -> Reading:
         """`text` normalised as the checkpoint needs, without characters it cannot speak (perhaps all of them): to warn
         a user, ask `text.english.readable` first."""
-        normalized = self.spell_out(text, text_format, context)
+        normalized = self.spell_out(text, text_format, context, voice)
         if normalized.dropped:
             logger.info("event=characters_dropped count=%d", len(normalized.dropped))
             # User text goes to the debug log alone: of text in another script this is most of it.

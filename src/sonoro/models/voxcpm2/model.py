@@ -99,7 +99,9 @@ class VoxCPM2(SpeaksFrames):
     def load_voice(self, saved: SavedVoice) -> Voice:
         return voice.load_voice(self._config, saved, _PATCHES[str(self._priming)])
 
-    def segments(self, text: str, language: str, text_format: TextFormat = "auto") -> list[SpokenText]:
+    def segments(
+        self, text: str, language: str, text_format: TextFormat = "auto", voice: str | None = None
+    ) -> list[SpokenText]:
         """`text` as one segment, with white space collapsed as in the official front end."""
         whole = SpokenText(text)
         return [joined([whole.part(*found.span()) for found in re.finditer(r"\S+", text)], " ")]

@@ -31,6 +31,12 @@ _PLAIN = re.compile(
 _BEHIND_DOT = re.compile(r"\d|\.?/")
 """What makes a dot or an apostrophe begin a class: .5, '80s, ./run, ../up."""
 
+_AND_OF_NUMBER = re.compile(
+    r"\b(?:hundred|thousand|[a-z]+illion)( and) "
+    r"(?!a half|one (?:half|quarter|third|[a-z]+th)\b|[a-z]+ (?:halves|quarters|thirds|[a-z]+ths)\b)[a-z]"
+)
+"""What British English says within a number, and American does not; a fraction behind one has it in both."""
+
 _OWNER = re.compile(r"'s(?!\w)")
 _MARKS = "?!.,"
 _KEPT_TEXTS = 16
@@ -251,14 +257,19 @@ def read(
     heteronyms: Mapping[str, str] = MappingProxyType({}),
     context: tuple[str, str] = ("", ""),
     with_code: bool = False,
+    locale: str = "en-GB",
 ) -> Reading:
     """Read English `text` as a voice says it. What cannot be said is dropped and reported, never guessed.
 
     `respellings` maps lower-case spoken words to the spelling to use; a letter's is used where its capital begins an
     initialism. `heteronyms` maps the readings of words that are written alike ("read:past"), which `context`, what
-    stands before and after `text`, helps to tell. `with_code` reads code blocks too. The text is empty if nothing
-    speakable is left."""
+    stands before and after `text`, helps to tell. `with_code` reads code blocks too. In the `locale` en-US a number
+    that is written in figures has no "and". The text is empty if nothing speakable is left."""
     said, origins, dropped = _read(text, text_format, with_code)
+    if locale == "en-US" and " and " in said:
+        within = (found.span(1) for found in _AND_OF_NUMBER.finditer(said))
+        # What is written in words is several pieces, and said as it is written.
+        said, origins = _replaced(said, origins, ((*at, "") for at in within if origins[at[0] - 1] == origins[at[1]]))
     if heteronyms:
         before, after = context
         if after:
