@@ -12,7 +12,7 @@ import datetime
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,17 +66,18 @@ def cases() -> list[Case]:
 
 
 class Chooser:
-    """Chooses between the readings of a word by its sound."""
+    """Chooses between the readings of a word by its sound: those of `words`, as phones by reading."""
 
-    def __init__(self) -> None:
+    def __init__(self, words: Mapping[str, Mapping[str, str]] = PHONES) -> None:
         self._decoder = pocketsphinx.Decoder(samprate=JUDGE_HZ, cmn="batch", lm=None, loglevel="FATAL")
-        for word, readings in PHONES.items():
+        self._words = words
+        for word, readings in words.items():
             for number, phones in enumerate(readings.values()):
                 self._decoder.add_word(_name(word, number), phones, True)
 
     def choose(self, case: Case, samples: np.ndarray, rate: int) -> str | None:
         """The reading that is said in `samples` of a case's sentence, or None if nothing fits."""
-        readings = list(PHONES[case.word])
+        readings = list(self._words[case.word])
         choice = "( " + " | ".join(_name(case.word, number) for number in range(len(readings))) + " )"
         words = re.findall(r"[a-z']+", read(case.text, lowercase=True).text)
         row = " ".join(choice if word == case.word else word for word in words)
@@ -94,12 +95,13 @@ def _name(word: str, number: int) -> str:
     return f"{word}_{'abc'[number]}"
 
 
-def spoken(tts: TTS, chosen: list[tuple[int, Case]]) -> Iterator[tuple[Case, str, Any]]:
-    """Each of the numbered cases in one of the voices in turn."""
+def spoken(tts: TTS, chosen: list[tuple[int, Case]], voices: Sequence[str] = ()) -> Iterator[tuple[Case, str, Any]]:
+    """Each of the numbered cases in one of `voices` in turn; by default all of the model's."""
+    voices = voices or tts.voices
     for first in range(0, len(chosen), 8):
         batch = chosen[first : first + 8]
         items: Any = [
-            {"text": case.text, "voice": tts.voices[number % len(tts.voices)], "seed": number} for number, case in batch
+            {"text": case.text, "voice": voices[number % len(voices)], "seed": number} for number, case in batch
         ]
         for (_, case), item, audio in zip(batch, items, tts.generate_batch(items), strict=True):
             yield case, item["voice"], audio
