@@ -66,11 +66,12 @@ class _Format(NamedTuple):
     excess: float = 1.0
 
 
-# mp3: without a bit reservoir frames are independent; a Xing header cannot be completed in a stream.
+# mp3: without a bit reservoir frames are independent; a Xing header cannot be completed in a stream. Level 7 leaves the
+# search for quantisers out, which at these bit rates gains nothing on speech and takes two fifths of the time.
 # opus: a page is written when the next begins, so its duration (1 s by default) is latency.
 # flac: level 2 is the highest with short blocks, 24 to 27 ms instead of 105.
 _NOW = "flush_packets=1"
-_MP3 = f"{_NOW}:reservoir=0:write_xing=0:id3v2_version=0"
+_MP3 = f"{_NOW}:reservoir=0:compression_level=7:write_xing=0:id3v2_version=0"
 _FLAC = f"{_NOW}:compression_level=2:metadata_header_padding=0"
 _FORMATS = {
     "mp3": _Format("audio/mpeg", "mp3", "libmp3lame", "mp3", 4, _MP3, 1.3),
