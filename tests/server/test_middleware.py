@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 import pytest
 from processes import GUARD_S
 from servers import SETTINGS, Server, serving
-from sine_engines import children, nothing_left, run, until
+from sine_engines import engines, nothing_left, run, until
 
 from sonoro.server.app import BACKLOG, LoopErrors
 from sonoro.server.config import ServerConfig
@@ -214,7 +214,7 @@ def test_where_a_body_ends_with_its_connection_one_that_was_cut_off_is_reset() -
             assert len(whole.partition(b"\r\n\r\n")[2]) == 20 * 160
             parts = hear(server, 400)
             assert (await anext(parts)).startswith(b"HTTP/1.1 200")
-            (worker,) = children()
+            (worker,) = engines()
             os.kill(worker, signal.SIGKILL)
             with pytest.raises(ConnectionResetError):
                 async for _ in parts:
