@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from servers import Server, check_error, serving, sound
+from servers import Server, check_error, recording, serving, sound
 from sine_engines import nothing_left, run
 
 __all__ = ["nothing_left"]
@@ -18,8 +18,8 @@ VOICES = ("low", "anna", "high", "bert")
 LINES = [(voice, f"This is number {number} of {voice}.") for number in range(10) for voice in VOICES]
 
 
-def recorded(text: str | None = None) -> dict[str, str | None]:
-    return {"audio": f"data:audio/wav;base64,{base64.b64encode(sound()).decode()}", "text": text}
+def recorded(text: str | None = None, seconds: float = 1.0) -> dict[str, str | None]:
+    return {"audio": recording(seconds), "text": text}
 
 
 async def upload(server: Server, name: str, text: str) -> None:
@@ -97,6 +97,11 @@ def test_recordings_in_the_body_speak_as_uploaded_voices_do() -> None:
             )
             fields = {"input": "Hi.", "voices": {"ann": {"audio": "data:audio/wav;base64,AAAA"}}}
             check_error(await server.http.post("/v1/audio/speech", json=fields), 400, "voices")
+            for many, seconds, limit in ((17, 0.5, "at most 16"), (16, 16.0, "at most 240 s")):
+                voices = {f"voice {number}": recorded(seconds=seconds) for number in range(many)}
+                sent = await server.http.post("/v1/audio/speech", json={"input": "Hi.", "voices": voices})
+                check_error(sent, 400, "voices")
+                assert limit in sent.text
 
     run(ask())
 

@@ -37,6 +37,8 @@ MAX_URL_CHARACTERS = 8192
 
 MAX_PENDING = 32
 """Recordings being decoded or waiting for it, at some .2 s each: the wait is a few seconds at most."""
+MAX_CAST_S = 240.0
+"""Of all recordings of a body's `voices`: 46 MB at 48 kHz."""
 
 _RESERVED = ("192.0.0.0/24", "192.88.99.0/24", "2001::/23", "2002::/16", "2001:db8::/32", "3fff::/20")
 _NO_HOSTS = tuple(map(ipaddress.ip_network, _RESERVED))
@@ -116,11 +118,15 @@ class Recordings:
             return await self._aside(lambda: self._decode(self._bytes_at(url, scheme), text, use), owner)
 
     async def read_cast(self, given: Mapping[str, tuple[str, str | None]], owner: str = "") -> dict[str, Reference]:
-        """Read the recordings of `given` names, each with its transcript, if it has one. Raises as `read` does."""
-        reading = (
-            self.read(url, text, "prompt" if text else "reference", "voices", owner) for url, text in given.values()
-        )
-        return dict(zip(given, await asyncio.gather(*reading), strict=True))
+        """Read the recordings of `given` names, one by one, each with its transcript, if it has one. Raises as `read`
+        does, and `InvalidReference` for more than `MAX_CAST_S` seconds."""
+        cast, total_s = dict[str, Reference](), 0.0
+        for name, (url, text) in given.items():
+            cast[name] = await self.read(url, text, "prompt" if text else "reference", "voices", owner)
+            total_s += cast[name].duration_s
+            if total_s > MAX_CAST_S:
+                raise InvalidReference("voices", f"{total_s:.1f} s", f"together at most {MAX_CAST_S:g} s")
+        return cast
 
     async def decode(self, data: bytes, text: str | None, use: ReferenceUse, owner: str = "") -> Reference:
         """Decode `data`, an audio file, for `owner`. Raises `InvalidReference` or `TooManyRequests`, as `read` does."""

@@ -39,6 +39,7 @@ from sonoro.server.shared import Shared
 from sonoro.server.stream import AudioBody, Observation, Speech, SpeechResponse, cancel_on_disconnect
 from sonoro.server.voice_directory import VoiceDirectory
 from sonoro.text.script import Lexicon
+from sonoro.text.script.dialogue import MAX_VOICES
 from sonoro.text.splitting import SECONDS_PER_LETTER, spoken_length
 from sonoro.transport.fleet import Fleet
 
@@ -225,6 +226,8 @@ class SpeechFactory:
         if not given:
             return {}
         spec.check_cloning("voices")
+        if len(given) > MAX_VOICES:
+            raise InvalidRequest("voices", f"{len(given)} recordings", f"at most {MAX_VOICES}")
         return await self.recordings.read_cast(given, caller.owner)
 
     def hold(
