@@ -248,13 +248,15 @@ class Gate:
 
     def run(self, owner: str) -> None:
         """Count a request of `owner` as running."""
-        for column in ("running", f"running-{owner}"):
-            self._table.add(column, 1)
+        with self._table.lock():
+            for column in ("running", f"running-{owner}"):
+                self._table.add(column, 1)
 
     def release(self, owner: str = "") -> None:
         """Release a permit."""
-        for column in ("running", f"running-{owner}"):
-            self._table.add(column, -1)
+        with self._table.lock():
+            for column in ("running", f"running-{owner}"):
+                self._table.add(column, -1)
         self.wake_waiters()
 
     @property
@@ -266,6 +268,9 @@ class Gate:
     def wake_waiters(self) -> None:
         """Give permits to as many waiters as may run. Call it when `share` may have risen."""
         table = self._table
+        # Whoever begins to wait after a release has found that room: both take the lock.
+        if not table.total("waiting") and not any(self._waiting.values()):
+            return
         with table.lock():
             self._grant()
             given = {owner: table.get(f"given-{owner}") for owner, waiters in self._waiting.items() if waiters}
