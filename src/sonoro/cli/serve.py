@@ -131,7 +131,7 @@ def _serve(model: str | None, given: Mapping[str, Any]) -> None:
         if count > 1:
             listeners = [[sockets[0], *local], *([sock] for sock in sockets[1:])]
             fronts = importlib.import_module("sonoro.server.fronts")
-            asyncio.run(fronts.serve_fronts(settings, used, limits, server, listeners))
+            asyncio.run(fronts.serve_fronts(fronts.Fronts(settings, used, limits, server, listeners)))
             return
         try:
             asyncio.run(_run(Fleet(settings, used, limits), server, *sockets, *local))

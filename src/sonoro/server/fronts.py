@@ -225,19 +225,9 @@ class Fronts:
                     process.kill()
 
 
-async def serve_fronts(
-    settings: messages.WorkerSettings,
-    devices: Sequence[str],
-    limits: Limits,
-    config: ServerConfig,
-    listeners: Sequence[Sequence[socket.socket]],
-) -> None:
-    """Serve by a front for each of `listeners` until SIGTERM or SIGINT, which then ends this process too."""
-    fronts, signals, loop = (
-        Fronts(settings, devices, limits, config, listeners),
-        list[int](),
-        asyncio.get_running_loop(),
-    )
+async def serve_fronts(fronts: Fronts) -> None:
+    """Run `fronts` until SIGTERM or SIGINT, which then ends this process too."""
+    signals, loop = list[int](), asyncio.get_running_loop()
 
     def end(number: int) -> None:
         signals.append(number)
