@@ -127,3 +127,8 @@ def test_white_space_of_a_laid_out_text_is_its_last_character() -> None:
     for character, (start, end) in zip(script.text, Origins(script.origins), strict=True):
         assert text[start:end] == character or text[start:end] in {"\u00a0", "\t", " ", "&#x201c;", "&quot;"}
     assert shown(script, text).replace("\0", "") == script.text
+
+
+def test_nothing_within_what_is_not_spoken_is_said() -> None:
+    hidden = '<desc><p>no</p><sub alias="not this">x</sub><break/><voice name="hugh">y</voice></desc>'
+    assert spoken(speak(f"one {hidden}two")) == "one two."

@@ -38,12 +38,12 @@ class Elements:
         """Begin element `name`, in small letters, at `at` of the source. Raises `InvalidRequest`."""
         self._check(name, attributes, at)
         undo: Undo | None = None
-        if (take := _ELEMENTS.get(name)) is not None:
-            undo = take(self, attributes, at)
-        elif name in _HIDDEN:
+        if name in _HIDDEN:
             self.hidden += 1
             undo = self._show
-        elif name not in _PLAIN:
+        elif (take := _ELEMENTS.get(name)) is not None and not self.hidden:
+            undo = take(self, attributes, at)
+        elif take is None and name not in _PLAIN:
             self.marked.ignore(name, at)
         self.open.append((name, undo))
 
