@@ -98,6 +98,23 @@ def test_a_front_that_is_killed_loses_its_own_streams_alone() -> None:
     run(kill())
 
 
+def test_a_front_that_does_not_understand_its_parent_is_replaced() -> None:
+    """It would know of no engine that is started from then on."""
+
+    async def confuse() -> None:
+        async with serving() as server:
+            before = pids()
+            confused = server.fronts._running[0]
+            assert confused.stdin is not None
+            confused.stdin.write(b"[]\n")
+            await until(lambda: len(pids()) == 2 and confused.pid not in pids())
+            assert len(pids() & before) == 1
+            for _ in range(4):
+                assert (await server.post()).content == alone(EXPECTED)
+
+    run(confuse())
+
+
 def test_running_streams_end_before_the_server_does() -> None:
     long = {**BODY, "max_new_tokens": 100, "ignore_eos": True}
 

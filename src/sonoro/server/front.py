@@ -18,7 +18,7 @@ from sonoro.core.logs import configure_logging
 from sonoro.server.app import serve
 from sonoro.server.config import ServerConfig
 from sonoro.server.shared import BEAT, ENDED, FrontFacts, Shared
-from sonoro.transport.front_link import FrontFleet
+from sonoro.transport.front_link import FrontFleet, essential
 from sonoro.transport.launch import Limits
 
 BEAT_S = 0.5
@@ -43,7 +43,7 @@ async def _serve() -> None:
     limits = Limits.from_mapping(facts.limits)
     fleet = FrontFleet(facts.settings, facts.devices, limits, facts.name, shared.table)
     await fleet.tell(await told.readline())
-    work = [asyncio.create_task(_listen(fleet, told)), asyncio.create_task(_beat(shared))]
+    work = [essential(_listen(fleet, told)), essential(_beat(shared))]
     sockets = (socket.socket(fileno=listener) for listener in facts.listeners)
     await serve(fleet, config, *sockets, shared=shared)
     del work

@@ -1,7 +1,9 @@
 """A front process's side of the engines, which its parent keeps running: what it is told of them, and its links."""
 
 import asyncio
-from collections.abc import Sequence
+import logging
+import os
+from collections.abc import Coroutine, Sequence
 
 import msgspec
 import zmq
@@ -14,6 +16,22 @@ from sonoro.transport.fleet import Fleet
 from sonoro.transport.launch import Limits
 from sonoro.transport.process import SupervisedEngine, cancel_tasks, decode_from_engine, encode_to_engine
 from sonoro.transport.table import Count, Table
+
+logger = logging.getLogger(__name__)
+
+
+def essential(work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+    """A task of `work`, without which a front is of no use: its error ends this process, and the parent starts
+    another."""
+
+    def check(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("event=front_failed", exc_info=error)
+            os._exit(1)
+
+    task = asyncio.ensure_future(work)
+    task.add_done_callback(check)
+    return task
 
 
 class EngineNews(msgspec.Struct, frozen=True):
@@ -75,7 +93,7 @@ class FrontEngine(EngineRequests):
             if news.endpoint is not None:
                 self._link = MessageSocket(zmq.DEALER, self._front)
                 self._link.connect(fronts_endpoint(news.endpoint))
-                self._reading = asyncio.create_task(self._read(self._link))
+                self._reading = essential(self._read(self._link))
         self._ready, self._is_ready, self.restarts = news.ready or self._ready, news.is_ready, news.restarts
         if news.closed is not None and self._closed is None:
             self._closed = EngineClosed(news.closed)
