@@ -16,7 +16,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from sonoro.core.types import AudioChunk, Finished, ModelSpec, SamplingParams, SpeechRequest, Timings
+from sonoro.core.events import Timings
+from sonoro.core.types import AudioChunk, Finished, ModelSpec, SamplingParams, SpeechRequest
 from sonoro.transport import channel, launch, messages
 from sonoro.transport.shared_link import SharedWorkerLink
 

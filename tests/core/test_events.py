@@ -2,8 +2,8 @@
 
 import msgspec
 
-from sonoro.core.events import Word, at_speed
-from sonoro.core.types import AudioChunk, Finished, Timings
+from sonoro.core.events import Timings, Word, at_speed
+from sonoro.core.types import AudioChunk, Finished
 
 WORDS = (
     Word(text="Well", start_s=0.1, end_s=0.5, start=0, end=4),

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from sonoro.core.errors import EngineError, InvalidReference, InvalidRequest, UnknownLanguage, UnknownVoice
+from sonoro.core.events import Timings
 from sonoro.core.options import OptionSpec
-from sonoro.core.types import AudioChunk, Failed, Finished, ModelSpec, Reference, SamplingParams, SpeechRequest, Timings
+from sonoro.core.types import AudioChunk, Failed, Finished, ModelSpec, Reference, SamplingParams, SpeechRequest
 
 DEFAULTS = SamplingParams(temperature=0.9, top_k=50, top_p=1.0, repetition_penalty=1.05)
 REFERENCE = Reference(pcm=np.zeros(16000, "<f4").tobytes(), sample_rate=16000, text="Hi.")

@@ -205,7 +205,7 @@ def begin_speaking(scheduler: Scheduler, **lead_frames: float) -> None:
     scheduler.plan(10.0, 0.001)
     for request, lead in requests.items():
         request.allocation.steps, request.allocation.columns, request.progress.decoded = 111, 100, 100
-        request.playback = Playback(0.0, first_audio_at_s=0.0, plays_until_s=10.0 + lead * FRAME_S)
+        request.playback = Playback(0.0, chunks=1, plays_until_s=10.0 + lead * FRAME_S)
 
 
 def test_first_chunks_go_first_then_the_earliest_deadline_within_the_frames_of_a_tick() -> None:

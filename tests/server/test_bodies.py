@@ -10,7 +10,8 @@ import pytest
 from servers import MAX_STRETCH_S
 
 from sonoro.audio.wav import wav_header
-from sonoro.core.types import Finished, Timings
+from sonoro.core.events import Timings
+from sonoro.core.types import Finished
 from sonoro.server.bodies import HeldAudio, JSONBody
 from sonoro.server.errors import AnswerTooLarge
 

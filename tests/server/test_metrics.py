@@ -4,8 +4,8 @@ import json
 
 import msgspec
 
-from sonoro.core.events import Fault
-from sonoro.core.types import Finished, Timings
+from sonoro.core.events import Fault, Timings
+from sonoro.core.types import Finished
 from sonoro.server.bodies import JSONBody
 from sonoro.server.metrics import EngineState, Metrics
 from sonoro.server.stream import Observation

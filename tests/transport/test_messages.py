@@ -7,8 +7,9 @@ import pytest
 
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError, EngineBusy, ErrorFacts, InvalidRequest, UnknownVoice
+from sonoro.core.events import Timings
 from sonoro.core.options import OptionSpec
-from sonoro.core.types import AudioChunk, Failed, Finished, ModelSpec, Reference, SamplingParams, SpeechRequest, Timings
+from sonoro.core.types import AudioChunk, Failed, Finished, ModelSpec, Reference, SamplingParams, SpeechRequest
 from sonoro.transport import messages
 from sonoro.transport.channel import decode_to_engine, encode_from_engine
 from sonoro.transport.messages import (

@@ -38,6 +38,16 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     time_s: float | None
 
 
+class Timings(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds since the engine accepted the request: until it was queued with its voice and got a slot, both 0 if
+    unknown; until its first audio; and until its end."""
+
+    queued_s: float = 0.0
+    slot_s: float = 0.0
+    first_audio_s: float
+    total_s: float
+
+
 FaultKind = Literal["ending", "unreached", "dwelling", "straying"]
 """`ending`: speech went on after the last word, or to its limit; `unreached`: it ended before the last word, or a rest
 that was spoken alone is not sent; `dwelling`: the attention

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from sonoro.core.blends import find_voice
 from sonoro.core.errors import ErrorFacts, InvalidReference, InvalidRequest, UnknownLanguage, UnknownVoice, suggestion
-from sonoro.core.events import Fault, Mark, Word
+from sonoro.core.events import Fault, Mark, Timings, Word
 from sonoro.core.options import OptionSpec, OptionValue, VoiceDescription
 from sonoro.core.script import Script
 
@@ -355,13 +355,6 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
                 limit = f"{nearest}{' ' * bool(nearest)}known options: {', '.join(sorted(known)) or 'none'}"
                 raise InvalidRequest(f"options.{name}", value, limit)
         return {name: option.check(given[name]) if name in given else defaults[name] for name, option in known.items()}
-
-
-class Timings(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds since the engine accepted the request."""
-
-    first_audio_s: float
-    total_s: float
 
 
 class AudioChunk(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -199,6 +199,7 @@ class Lifecycle:
         elif request.progress.prompt is None:
             self._prompts.prepare(request, segment)
             self._scheduler.add(request)
+            request.playback.reached_at_s.setdefault("queued", self._output.clock_s())
             self.parallel.update([request.whole] if request.whole is not None else ())
         else:
             self._prompts.extend_live(request, segment)
@@ -266,6 +267,8 @@ class Lifecycle:
         """Fail the requests of `plan` whose launch raised, and cache the prompt prefixes of the others."""
         for request, error in launched.failed.items():
             self._fail(request, error)
+        for request in plan.admit:
+            request.playback.reached_at_s.setdefault("slot", self._output.clock_s())
         # Those of other parts of a failed request have lost their slots too.
         self._scheduler.cache_prefixes(request for request in plan.admit if request.allocation is not None)
 

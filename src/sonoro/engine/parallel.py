@@ -47,7 +47,7 @@ class RequestParts:
     def begin(self) -> Request:
         """The next part."""
         whole, number = self._whole, self._begun
-        playback = Playback(whole.playback.accepted_at_s)
+        playback = Playback(whole.playback.accepted_at_s, whole.playback.reached_at_s)
         part = Request(whole.params, [self._segments[number]], whole.voice, playback, whole=whole, first=number)
         part.cast = whole.cast
         part.is_paused, part.words = whole.is_paused, whole.words and whole.words.anew()

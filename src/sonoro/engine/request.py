@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sonoro.core.types import FinishReason, SpeechRequest, Timings
+from sonoro.core.events import Timings
+from sonoro.core.types import FinishReason, SpeechRequest
 from sonoro.text.script.live import LiveScript
 from sonoro.text.splitting import LETTERS_PER_S, Segment
 
@@ -83,11 +84,11 @@ class Progress:
 
 @dataclass
 class Playback:
-    """Chunks sent to a request's listener, and until when their audio plays."""
+    """Chunks sent to a request's listener, and until when they play; when it was first `queued`, and got a `slot`."""
 
     accepted_at_s: float
+    reached_at_s: dict[str, float] = field(default_factory=dict)
     chunks: int = 0
-    first_audio_at_s: float | None = None
     plays_until_s: float = 0.0
 
     @property
@@ -97,19 +98,19 @@ class Playback:
 
     def left_s(self, now_s: float) -> float:
         """Seconds of audio sent that the listener has not heard yet; negative after an underrun."""
-        return 0.0 if self.first_audio_at_s is None else self.plays_until_s - now_s
+        return self.plays_until_s - now_s if self.has_begun else 0.0
 
     def extend(self, now_s: float, audio_s: float) -> None:
         """Count a chunk of `audio_s` seconds as sent now; after an underrun it plays from now."""
+        if not self.has_begun:
+            self.reached_at_s["first_audio"] = self.plays_until_s = now_s
         self.chunks += 1
-        if self.first_audio_at_s is None:
-            self.first_audio_at_s = self.plays_until_s = now_s
         self.plays_until_s = max(self.plays_until_s, now_s) + audio_s
 
     def timings(self, now_s: float) -> Timings:
         """Timings of the request if it ends at `now_s`."""
-        first_at_s = now_s if self.first_audio_at_s is None else self.first_audio_at_s
-        return Timings(first_audio_s=first_at_s - self.accepted_at_s, total_s=now_s - self.accepted_at_s)
+        at = {"first_audio": now_s, **self.reached_at_s, "total": now_s}
+        return Timings(**{f"{name}_s": at_s - self.accepted_at_s for name, at_s in at.items()})
 
 
 class SegmentRetry(Protocol):

@@ -68,17 +68,7 @@ def create_app(
     """
     service = Service(client, config, on_failure, shared)
     app = FastAPI(title="sonoro", version=VERSION, lifespan=service.running, docs_url=None, redoc_url=None)
-    if config.cors_origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=config.cors_origins,
-            allow_methods=["GET", "HEAD", "POST", "DELETE"],
-            allow_headers=["*"],
-            expose_headers=["X-Sample-Rate", "X-Request-Id", "X-Sonoro-Warnings", "Retry-After", *LIMIT_HEADERS],
-        )
-    app.add_middleware(HeadAsGet)
-    app.add_middleware(HostCheck, config=config)
-    app.add_middleware(RequestIds, caller=service.keys.keyless)
+    _add_middleware(app, config, service)
     app.state.service = service
 
     async def answer_error(request: Request, error: Exception) -> Response:
@@ -106,6 +96,22 @@ def create_app(
     app.include_router(playground_routes(service))
     app.include_router(api_page_routes(app))
     return app
+
+
+def _add_middleware(app: FastAPI, config: ServerConfig, service: Service) -> None:
+    if config.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.cors_origins,
+            allow_methods=["GET", "HEAD", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=["X-Sample-Rate", "X-Request-Id", "X-Sonoro-Warnings", "Retry-After", *LIMIT_HEADERS],
+        )
+    if service.speech.traces is not None:
+        app.add_middleware(service.speech.traces.middleware)
+    app.add_middleware(HeadAsGet)
+    app.add_middleware(HostCheck, config=config)
+    app.add_middleware(RequestIds, caller=service.keys.keyless)
 
 
 async def _answer_http_error(request: Request, error: Exception) -> Response:

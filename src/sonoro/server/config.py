@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self, get_args
@@ -13,6 +14,7 @@ from typing import Any, Self, get_args
 from sonoro.core.config import SECTIONS, EngineConfig, Settings, read_yaml, section_of, setting
 from sonoro.core.errors import ConfigError
 from sonoro.core.types import ModelSpec, VoiceSex
+from sonoro.core.version import extra
 from sonoro.server.quotas.limits import DEFAULT, key_name, read_quotas
 
 OPENAI_VOICES: dict[str, VoiceSex] = {
@@ -47,6 +49,7 @@ class ServerConfig(Settings):
         {}, "KEY=LIMIT:COUNT,...: what a key, or by the name default any key, may use", flag="quota"
     )
     usage_file: str = setting("", "SQLite file that keeps the usage of keys across restarts; empty for none")
+    traces: bool = setting(False, "send a span of each text to an OpenTelemetry collector (OTEL_... variables)")
     max_body_bytes: int = setting(16 * 2**20, "largest body of a request", 1024, 2**30)
     max_total_body_bytes: int = setting(256 * 2**20, "request bodies in memory, together", 1024, 2**40)
     max_upload_bytes: int = setting(10 * 2**20, "largest recording", 1024, 2**30)
@@ -103,10 +106,15 @@ class ServerConfig(Settings):
 
     def resolve(self, slots: int) -> Self:
         """Fill in the fields that depend on the engines, which have `slots` slots in all. Raises `ConfigError` for the
-        quota of a key that is not there."""
+        quota of a key that is not there, and for `traces` without the extra."""
         named = {DEFAULT, *map(key_name, self.api_keys)}
         for name, limits in self.quotas.items():
             ConfigError.unless(name in named, f"quotas.{name}", limits, f"keys are {', '.join(sorted(named))}")
+        if self.traces:
+            try:
+                import_module("sonoro.server.traces").exporter()
+            except ImportError as error:
+                raise ConfigError("traces", True, f"it needs OpenTelemetry: {extra('otel')}") from error
         return dataclasses.replace(self, max_concurrency=self.max_concurrency or slots)
 
     @property

@@ -1,5 +1,7 @@
 """The speech endpoint: validates and resolves a body, and answers with its speech. The engine may still refuse it."""
 
+from __future__ import annotations
+
 import contextlib
 import logging
 import re
@@ -7,7 +9,8 @@ import time
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.params import Depends as Dependency
@@ -42,6 +45,9 @@ from sonoro.text.script import Lexicon
 from sonoro.text.script.dialogue import MAX_VOICES
 from sonoro.text.splitting import SECONDS_PER_LETTER, spoken_length
 from sonoro.transport.fleet import Fleet
+
+if TYPE_CHECKING:
+    from sonoro.server.traces import Traces
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +108,8 @@ class SpeechFactory:
             is_shared=is_shared,
         )
         self._encoders = encoder_threads()
+        made: Traces | None = import_module("sonoro.server.traces").Traces() if config.traces else None
+        self.traces = made
         self.no_start: str | None = "the engine is being started"
         """Why the engines have not started; None once they have."""
 
@@ -109,6 +117,8 @@ class SpeechFactory:
         """Drop queued work; running work is not waited for."""
         self._encoders.shutdown(wait=False)
         self.recordings.close()
+        if self.traces is not None:
+            self.traces.close()
 
     @property
     def no_model(self) -> str | None:
@@ -286,7 +296,8 @@ class SpeechFactory:
 
     def observe(self, speed: float, arrived_s: float, dialect: str = "native") -> Observation:
         """Begin to measure a request that arrived at `arrived_s`."""
-        return Observation(self._metrics, self._client.spec.sample_rate, arrived_s, speed, dialect)
+        trace = None if self.traces is None else self.traces.begin(arrived_s, dialect)
+        return Observation(self._metrics, self._client.spec.sample_rate, arrived_s, speed, dialect, trace=trace)
 
 
 class _DirectRoute(APIRoute):

@@ -3,20 +3,22 @@
 Headers are sent with the first part of the body: a request that fails before gets an error status; one that fails
 later ends with an aborted body or an error event, never like a complete response."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sonoro.audio.encoders import Encoding
 from sonoro.core.errors import EngineError, SonoroError
-from sonoro.core.events import Fault
-from sonoro.core.types import AudioChunk, Finished, SpeechRequest, Timings
+from sonoro.core.events import Fault, Timings
+from sonoro.core.types import AudioChunk, Finished, SpeechRequest
 from sonoro.server.connection import BODY, RESET, Cycle
 from sonoro.server.errors import Refusal, RefusalResponse, SlowReader, refusal
 from sonoro.server.gate import Gate
@@ -24,6 +26,9 @@ from sonoro.server.metrics import Metrics
 from sonoro.text.script import Lexicon
 from sonoro.transport.fleet import Fleet
 from sonoro.transport.process import cancel_tasks
+
+if TYPE_CHECKING:
+    from sonoro.server.traces import Trace
 
 Result = TypeVar("Result")
 
@@ -37,11 +42,20 @@ SEND_BYTES = 256 * 1024
 
 class Observation:
     """Measures one request from `arrived_s`, a time of `time.perf_counter`, until `end`.
-    Its audio plays at `speed`. `dialect` is the client's wire format; "native" includes OpenAI's."""
+    Its audio plays at `speed`. `dialect` is the client's wire format; "native" includes OpenAI's. `trace` is told too,
+    if there is one."""
 
     def __init__(
-        self, metrics: Metrics, sample_rate: int, arrived_s: float, speed: float = 1.0, dialect: str = "native"
+        self,
+        metrics: Metrics,
+        sample_rate: int,
+        arrived_s: float,
+        speed: float = 1.0,
+        dialect: str = "native",
+        *,
+        trace: Trace | None = None,
     ) -> None:
+        self.trace = trace
         self._metrics, self._rate, self._arrived_s, self._speed = metrics, sample_rate, arrived_s, speed
         self._dialect, self._bytes, self._unsent_s, self._played_until_s = dialect, 0, 0.0, float("inf")
         self.first_packet_s: float | None = None
@@ -70,10 +84,23 @@ class Observation:
         if self.first_packet_s is None:
             self.first_packet_s = self._played_until_s = now_s
             self._metrics.first_packet.labels(self._metrics.model, self._dialect).observe(now_s)
+            if self.trace is not None:
+                self.trace.send()
         elif now_s > self._played_until_s:
             self._underruns.inc()
         self._played_until_s = max(self._played_until_s, now_s) + self._unsent_s
         self._unsent_s = 0.0
+
+    def mark_permit(self) -> None:
+        """Note that the request has got its permit."""
+        if self.trace is not None:
+            self.trace.enter()
+
+    def note(self, finished: Finished) -> None:
+        """Note what the engine tells at the end."""
+        self.count_faults(finished.faults)
+        if self.trace is not None:
+            self.trace.timings = finished.timings
 
     def count_faults(self, faults: Sequence[Fault]) -> None:
         """Count the `faults` that the engine reported."""
@@ -154,6 +181,7 @@ async def encoded_audio(
     """Yield the encoded audio of `speech` as it arrives, then `Finished`. Holds a permit while the engine works.
     Raises `TooManyRequests`, `NotReady`, and what `Fleet.open` and its stream raise."""
     async with _engine_events(speech, client, gate) as events:
+        observation.mark_permit()
         async for event in events:
             if isinstance(event, AudioChunk):
                 observation.add_audio(event.pcm)
@@ -163,7 +191,7 @@ async def encoded_audio(
                 continue
             if event.reason in ("cancelled", "error"):
                 raise EngineError(f"the speech was cut off: {event.reason}")
-            observation.count_faults(event.faults)
+            observation.note(event)
             if audio := await speech.encoding.finish():
                 yield audio
             yield event
@@ -207,10 +235,12 @@ def conclude(speech: Speech, observation: Observation, reason: str, *, is_whole:
     speech.held.close()
     observation.end(reason, is_whole=is_whole)
     first_s = observation.first_packet_s
+    size = {"characters": len(speech.request.text), "audio_s": round(observation.audio_s, 2)}
+    if observation.trace is not None:
+        observation.trace.end(reason, {"id": speech.name, **size})
     return {
         "reason": reason,
-        "characters": len(speech.request.text),
-        "audio_s": round(observation.audio_s, 2),
+        **size,
         "first_packet_ms": None if first_s is None else round(1000 * first_s),
     }
 
@@ -269,6 +299,8 @@ class SpeechResponse(Response):
         if not self._has_begun:
             self._has_begun = True
             headers = self._speech.headers | self._gate.headers(self._speech.owner)
+            if self._observation.trace is not None:
+                headers |= self._observation.trace.headers
             raw = [(name.encode(), value.encode()) for name, value in headers.items()]
             async with taken_within(self._timeout_s):
                 await send({"type": "http.response.start", "status": 200, "headers": raw})

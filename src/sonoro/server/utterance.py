@@ -188,6 +188,7 @@ class Utterance:
         ):
             permit.follow(answer)
             permit.append(len(self.text) - permit.characters)
+            self._observation.mark_permit()
             self._answer, self._permit = answer, permit
             self._speak_text(answer, self.text)
             if self.is_text_whole:
@@ -254,7 +255,7 @@ class Utterance:
             return await self._report_cancelled(finished.characters * self._sent_samples // max(samples, 1))
         if finished.reason in ("cancelled", "error"):
             raise EngineError(f"the speech was cut off: {finished.reason}")
-        self._observation.count_faults(finished.faults)
+        self._observation.note(finished)
         await self._send_audio(await self._encoding.finish(), finished)
         samples = self._samples
         await self._listener.send_event(
