@@ -18,9 +18,9 @@ OLDEST_GLIBC = (2, 17)
 
 class NativeBuild(BuildHookInterface):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        build = runpy.run_path(str(Path(self.root) / "src/sonoro/native/build.py"))["build"]
+        native = runpy.run_path(str(Path(self.root) / "src/sonoro/native/build.py"))
         try:
-            libraries = build()
+            libraries = native["build"](wanted=native["own_levels"]() if version == "editable" else ())
         except OSError as error:
             self.app.display_warning(f"The built-in voice will be slower, without compiled code: {error}")
         else:

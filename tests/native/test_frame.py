@@ -315,3 +315,12 @@ def test_the_builtin_voice_speaks_the_same_codes(builtin: Qwen3TTS) -> None:
         builtin.frame(expected, slots)
     assert_equal(found, expected, slots.tolist())
     assert expected.length[:4].min() > 5
+
+
+@HAS_COMPILER
+def test_an_editable_installation_compiles_what_this_processor_loads(tmp_path: Path) -> None:
+    loaded, own = load(), build.own_levels()
+    assert loaded is not None
+    assert loaded.level in own
+    wanted = [*build.levels()][-1:]
+    assert build.build(tmp_path, wanted) == [build.library(wanted[0], tmp_path)] == [*tmp_path.iterdir()]

@@ -1,7 +1,8 @@
 """Compile the C code of this folder: `python src/sonoro/native/build.py` leaves a library per instruction set in it.
 
-The build of a wheel and an editable installation do so too (`hatch_build.py`). Imports nothing of ours, and needs a C
-compiler. The libraries name the sources that they were compiled from, so that stale ones are found."""
+The build of a wheel does so too, and an editable installation for its own processor (`hatch_build.py`). Imports nothing
+of ours, and needs a C compiler. The libraries name the sources that they were compiled from, so that stale ones are
+found."""
 
 from __future__ import annotations
 
@@ -28,6 +29,15 @@ _X86: dict[str, Sequence[str]] = {
 def levels() -> dict[str, Sequence[str]]:
     """The instruction sets to compile for, the fastest first, and the compiler's flags for each."""
     return _X86 if platform.machine().lower() in ("x86_64", "amd64") else {"plain": ()}
+
+
+def own_levels() -> list[str]:
+    """The fastest level that this processor runs, or all if the system does not tell."""
+    listing = Path("/proc/cpuinfo")
+    lines = listing.read_text().splitlines() if listing.is_file() else []
+    known = {flag for line in lines if line.startswith("flags") for flag in line.split()}
+    fitting = [level for level, flags in levels().items() if {flag.removeprefix("-m") for flag in flags} <= known]
+    return fitting[:1] or [*levels()]
 
 
 def library(level: str, folder: Path = FOLDER) -> Path:
@@ -58,16 +68,26 @@ def compiler() -> list[str] | None:
     return None
 
 
-def build(folder: Path = FOLDER) -> list[Path]:
-    """Compile all levels into `folder`; returns the libraries. Raises `OSError` without a compiler, or if it fails."""
+def build(folder: Path = FOLDER, wanted: Sequence[str] = ()) -> list[Path]:
+    """Compile `wanted` levels, or all, into `folder`; returns the libraries. Raises `OSError` without a compiler, or if
+    it fails."""
     command = compiler()
     if command is None:
         raise OSError("there is no C compiler: install gcc or clang")
     made = []
-    for level, flags in levels().items():
+    for level in wanted or levels():
         part = library(level, folder).with_suffix(f".{os.getpid()}")
         defined = f'-DSONORO_SOURCES="{digest()}"'
-        called = [*command, *_FLAGS, *flags, defined, *(str(FOLDER / name) for name in _CODE), "-o", str(part), "-lm"]
+        called = [
+            *command,
+            *_FLAGS,
+            *levels()[level],
+            defined,
+            *(str(FOLDER / name) for name in _CODE),
+            "-o",
+            str(part),
+            "-lm",
+        ]
         ran = subprocess.run(called, capture_output=True, text=True, check=False)
         if ran.returncode:
             part.unlink(missing_ok=True)
