@@ -69,3 +69,13 @@ def test_an_unknown_voice_is_refused_by_name() -> None:
     assert isinstance(result.exception, UnknownVoice)
     assert "'bob'" in str(result.exception)
     assert "nora, miles, edith, hugh" in str(result.exception)
+
+
+def test_unquoted_words_are_one_text() -> None:
+    assert run("this", "is", "12kg")[0] == "this is twelve kilograms.\n"
+
+
+def test_unknown_tags_are_named() -> None:
+    out, err = run('A <b>bold</b> <foo x="1">word</foo> <break time="1s"/>here, 1 < 2 > 0.')
+    assert "bold word" in out
+    assert err == "left out, as unknown tags: foo\n"

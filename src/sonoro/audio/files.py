@@ -26,7 +26,7 @@ STREAMABLE_FORMATS = ("wav", "pcm")
 
 STDOUT = "-"
 
-_SUFFIXES = {f".{format}": format for format in FORMATS} | {".ogg": "opus", ".raw": "pcm"}
+FORMAT_OF = {f".{format}": format for format in FORMATS} | {".ogg": "opus", ".raw": "pcm"}
 
 
 def check_place(target: Path) -> None:
@@ -50,10 +50,10 @@ def output_format(path: str | Path, given: str | None = None) -> str:
         return given or "wav"
     target = Path(path)
     check_place(target)
-    if given is None and target.suffix.lower() not in _SUFFIXES:
-        known = ", ".join(_SUFFIXES)
+    if given is None and target.suffix.lower() not in FORMAT_OF:
+        known = ", ".join(FORMAT_OF)
         raise OutputError(f"cannot write {str(target)!r}: its suffix names no format; use {known}, or give a format")
-    return given or _SUFFIXES[target.suffix.lower()]
+    return given or FORMAT_OF[target.suffix.lower()]
 
 
 class AudioWriter:

@@ -14,10 +14,19 @@ from sonoro.core.nearby import BUILTIN_VOICE
 from sonoro.core.types import SpeechRequest, TextFormat
 from sonoro.text import Reading
 from sonoro.text import read as read_english
+from sonoro.text.script.elements import knows
+
+_TAG = re.compile(r"</?([A-Za-z][\w:-]*)(?=[\s/>])[^<>]*>")
+_HTML = (
+    "a abbr article aside b big blockquote body br button caption center cite code col dd del details dfn div dl dt em "
+    "figcaption figure font footer form h1 h2 h3 h4 h5 h6 head header hr html i img input ins kbd label li link main "
+    "mark meta nav ol p pre q s samp script section select small span strike strong style sub summary sup svg table "
+    "tbody td template textarea tfoot th thead think time title tr tt u ul var video wbr"
+)
 
 
 def read(
-    text: Annotated[str | None, typer.Argument(help="what to read; - reads stdin", show_default=False)] = None,
+    text: Annotated[list[str] | None, typer.Argument(help="what to read; - reads stdin", show_default=False)] = None,
     *,
     file: Annotated[Path | None, typer.Option(help="read the text in this file")] = None,
     text_format: TextFormatOption = None,
@@ -28,7 +37,8 @@ def read(
 ) -> None:
     """Print TEXT as the built-in voice will say it: words, and marks of pauses; on stderr what it leaves out."""
     known = cast("TextFormat", text_format or "auto")
-    request = SpeechRequest(id="", text=read_text(text, file), text_format=known)
+    given = read_text(" ".join(text) if text else None, file)
+    request = SpeechRequest(id="", text=given, text_format=known)
     reading = read_english(request.text, request.text_format, locale=_locale(voice))
     if json_:
         said = {"text": reading.text, "words": _words(request.text, reading), "dropped": reading.dropped}
@@ -37,6 +47,10 @@ def read(
     typer.echo(re.sub(r"([.?!]) ", "\\1\n", reading.text))
     if reading.dropped:
         typer.echo(f"left out, as it cannot be said: {reading.dropped}", err=True)
+    if unknown := [
+        *dict.fromkeys(name for name in _TAG.findall(given) if name.lower() not in _HTML.split() and not knows(name))
+    ]:
+        typer.echo(f"left out, as unknown tags: {', '.join(unknown)}", err=True)
 
 
 def _locale(voice: str | None) -> str:

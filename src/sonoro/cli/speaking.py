@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from sonoro.audio.files import STDOUT, STREAMABLE_FORMATS, AudioWriter, output_format
+from sonoro.audio.files import FORMAT_OF, STDOUT, STREAMABLE_FORMATS, AudioWriter, output_format
 from sonoro.cli.streams import FAILURE, Stopped, say_on_stderr, show
 from sonoro.core.errors import OutputError
 
@@ -59,6 +59,10 @@ class Target(NamedTuple):
         is_played = out is None and (play is True or (play is None and format is None and is_terminal(sys.stdout)))
         place = f"out.{format or 'wav'}" if out is None else out
         known = output_format(place, format)
+        if format is not None and (named := FORMAT_OF.get(Path(place).suffix.lower(), format)) != format:
+            raise OutputError(
+                f"--format: {format!r} is not what {place!r} is named after, {named}; leave one of them out"
+            )
         if how["is_streamed"] and known not in STREAMABLE_FORMATS:
             can = " or ".join(STREAMABLE_FORMATS)
             raise OutputError(f"--stream: {known} cannot be written chunk by chunk; use {can}")

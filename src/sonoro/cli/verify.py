@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from sonoro.cli.common import CodecType, Commit, DataType, Device, LoadFormat, NamedModel, Quantization
+from sonoro.cli.streams import say_on_stderr
 
 
 def verify(
@@ -29,4 +30,5 @@ def verify(
     given = locals()
     from sonoro.profile.verify import Verification, run
 
+    say_on_stderr("each check is reported as it ends; the built-in voice takes 1 to 5 minutes on a CPU, by its cores")
     run(Verification(**given))

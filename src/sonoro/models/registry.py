@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from sonoro.core.errors import CheckpointError, CheckpointNotFound, ConfigError
+from sonoro.core.errors import CheckpointError, CheckpointNotFound, ConfigError, suggestion
 from sonoro.models.base import Description, LoadedModel
 from sonoro.models.fish_s2 import model as fish_s2
 from sonoro.models.pocket_tts import model as pocket_tts
@@ -152,14 +152,12 @@ def _find(model: str | Path | None, *, is_dummy: bool) -> _Source:
         raise CheckpointNotFound(f"{model} is not a folder; a checkpoint is a folder with config.json in it")
     if isinstance(model, str) and _HUB_ID.fullmatch(model):
         return _from_hub(model, is_dummy=is_dummy)
-    hub_ids = ", ".join(_some([*family.configurations.values()]) for family in FAMILIES)
-    dummies = ", ".join(_some([*family.configurations]) for family in FAMILIES)
-    known = f"known models: {BUILTIN}; on the hub: {hub_ids}; with random weights: {dummies}"
-    raise CheckpointNotFound(f"there is no folder {str(model)!r}; {known}")
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names) if len(names) <= 8 else f"{names[0]} and {len(names) - 1} more of its kind"
+    known = [pair for family in FAMILIES for pair in family.configurations.items()]
+    if nearest := suggestion(str(model), [BUILTIN, *(name for pair in known for name in pair)]):
+        raise CheckpointNotFound(f"there is no folder {str(model)!r}; {nearest}")
+    dummies, hub_ids = zip(*([*family.configurations.items()][-1] for family in FAMILIES), strict=True)
+    some = f"{BUILTIN}; on the hub: {', '.join(hub_ids)}; with random weights: {', '.join(dummies)}"
+    raise CheckpointNotFound(f"there is no folder {str(model)!r}; known models: {some}; docs/checkpoints.md lists all")
 
 
 def _builtin() -> Path:

@@ -45,6 +45,8 @@ from sonoro.transport.fleet import Fleet
 
 logger = logging.getLogger(__name__)
 
+_SHOWN_HEADERS = ("X-Sample-Rate", "X-Request-Id", "X-Sonoro-Warnings", "X-Sonoro-Ignored", "Retry-After")
+
 BACKLOG = 512
 """Connections that may wait to be accepted; as many are accepted at once."""
 
@@ -105,7 +107,7 @@ def _add_middleware(app: FastAPI, config: ServerConfig, service: Service) -> Non
             allow_origins=config.cors_origins,
             allow_methods=["GET", "HEAD", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["X-Sample-Rate", "X-Request-Id", "X-Sonoro-Warnings", "Retry-After", *LIMIT_HEADERS],
+            expose_headers=[*_SHOWN_HEADERS, *LIMIT_HEADERS],
         )
     if service.speech.traces is not None:
         app.add_middleware(service.speech.traces.middleware)

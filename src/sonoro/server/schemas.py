@@ -256,7 +256,14 @@ def parse(kind: type[Body], payload: bytes | dict[str, Any]) -> Body:
         # For a payload that is not a JSON object the value would be all of it, as a copy.
         value = f"{len(payload)} bytes" if field == "body" else errors.errors(include_url=False)[0]["input"]
         value = None if first["type"] == "missing" else value
-        raise InvalidRequest(field, value, first["msg"]) from errors
+        raise InvalidRequest(field, value, f"{first['msg']}{_hint_for(field, payload)}") from errors
+
+
+def _hint_for(field: str, payload: bytes | dict[str, Any]) -> str:
+    """A hint for a missing `input`, by the names that other APIs have for it."""
+    given = msgspec.json.decode(payload) if isinstance(payload, bytes) and field == "input" else payload
+    meant = [name for name in ("text", "prompt", "transcript") if isinstance(given, dict) and name in given]
+    return f"; did you mean input in place of {meant[0]}?" if field == "input" and meant else ""
 
 
 def _check_cost(payload: bytes) -> None:
@@ -424,9 +431,12 @@ def _model_voice(name: str, spec: ModelSpec, aliases: Mapping[str, str], *, has_
 
 def _options(body: SpeechBody, request_id: str, spec: ModelSpec) -> dict[str, bool | int | float | str]:
     """The model's own options among the extra fields; the others are logged at debug level."""
-    known = {option.name: option for option in spec.options}
-    given = {name: value for name, value in (body.model_extra or {}).items() if value is not None}
-    ignored = body.model_fields_set & {"stream", "initial_codec_chunk_frames"}
-    if unknown := sorted((given.keys() - known.keys()) | ignored):
+    known, given = {option.name: option for option in spec.options}, body.model_extra or {}
+    if unknown := unknown_fields(body, spec) + sorted(body.model_fields_set & {"stream", "initial_codec_chunk_frames"}):
         logger.debug("event=fields_ignored id=%s count=%d fields=%.200r", request_id, len(unknown), unknown)
     return {name: known[name].check(value) for name, value in given.items() if name in known}
+
+
+def unknown_fields(body: SpeechBody, spec: ModelSpec) -> list[str]:
+    """The fields of `body` that neither this API nor the model of `spec` has."""
+    return sorted((body.model_extra or {}).keys() - {option.name for option in spec.options})

@@ -37,6 +37,7 @@ from sonoro.server.schemas import (
     read_references,
     script_of,
     speech_request,
+    unknown_fields,
 )
 from sonoro.server.shared import Shared
 from sonoro.server.stream import AudioBody, Observation, Speech, SpeechResponse, cancel_on_disconnect
@@ -228,7 +229,8 @@ class SpeechFactory:
         with contextlib.ExitStack() as held:
             held.enter_context(self.hold(references, caller, sum(map(len, texts))))
             encoding = self.encoding(body, request)
-            return Speech(name, request, encoding, sent, is_silent, lexicons, held.pop_all(), caller.owner)
+            ignored = unknown_fields(body, spec)
+            return Speech(name, request, encoding, sent, is_silent, lexicons, held.pop_all(), caller.owner, ignored)
 
     async def _cast(self, body: SpeechBody, spec: ModelSpec, caller: Caller) -> dict[str, Reference]:
         """The recordings of `body` by name. Raises `InvalidReference`."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -148,7 +149,7 @@ class AudioBody:
 class Speech:
     """A request and how its audio is sent. `name` is the client's id of it. It `is_silent` if its text has nothing to
     speak, such as a lone full stop. `lexicons` are those of a live text. `held` is closed with it. `owner` is the
-    caller's."""
+    caller's. `ignored` are the fields of the body that nothing knows."""
 
     name: str
     request: SpeechRequest
@@ -158,12 +159,15 @@ class Speech:
     lexicons: Sequence[Lexicon] = ()
     held: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     owner: str = ""
+    ignored: Sequence[str] = ()
 
     @property
     def headers(self) -> dict[str, str]:
         kind, rate = self.body.content_type(self.encoding.encoder.content_type), self.encoding.encoder.rate
         # With this header nginx passes every part on at once, instead of waiting until a buffer is full.
         streamed = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        if self.ignored:
+            streamed["x-sonoro-ignored"] = ", ".join(quote(name[:64]) for name in self.ignored[:16])
         if self.request.script is not None and (warnings := self.request.script.warnings):
             streamed["x-sonoro-warnings"] = str(len(warnings))
         return {"content-type": kind, "x-sample-rate": str(rate), **streamed}
