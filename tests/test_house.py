@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 LIMITS = {
-    "lines of src": 53_320,
+    "lines of src": 53_380,
     "lines of core": 1_600,
     "lines of engine": 4_070,
     "lines of a file": 450,
