@@ -8,6 +8,7 @@ failed.
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -93,6 +94,8 @@ def prepare(folder: Path) -> None:
     for name, text in TEXTS.items():
         (folder / name).write_text(text, encoding="utf-8")
     subprocess.run(["sonoro", "say", "What I say in it.", "-o", "me.wav"], cwd=folder, check=True)
+    for name in ("alice.wav", "bob.wav"):
+        shutil.copy(folder / "me.wav", folder / name)
 
 
 def wait_for_server() -> None:
