@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import sine_engines
+from loudness_meter import loudness_lufs, true_peak_dbtp
 from sine_engines import Engine
 
 import sonoro
@@ -98,6 +99,14 @@ def test_reads_sentences_to_the_end(heard: Heard, voice: str) -> None:
         levels = np.sqrt(np.square(audio.samples[: len(audio.samples) // 480 * 480].reshape(-1, 480)).mean(axis=1))
         assert (levels > 0.01).mean() > 0.4
         assert audio.samples.std() > 0.02
+
+
+@pytest.mark.parametrize("voice", VOICES)
+def test_every_voice_is_as_loud(heard: Heard, voice: str) -> None:
+    """Few sentences, so within 1.2 LU; over fifty it is .3 (benchmarks/loudness.py)."""
+    audio = np.concatenate([heard.spoken[f"{voice}: {sentence}"].samples for sentence in SENTENCES])
+    assert loudness_lufs(audio, 24_000) == pytest.approx(-18, abs=1.2)
+    assert true_peak_dbtp(audio, 24_000) <= -1.5
 
 
 def test_a_seed_says_how_it_is_read(speech: TTS, heard: Heard) -> None:
