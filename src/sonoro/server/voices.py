@@ -98,7 +98,7 @@ def voice_routes(service: Service) -> APIRouter:
             service.speech.spec()
             # In a thread: a minute of audio takes 12 ms.
             form = await asyncio.to_thread(read_form, payload, request.headers.get("content-type"))
-            name, use = _free_name(service, request.state.caller, _text(form, "name") or ""), _use(form)
+            name, use = await _free_name(service, request.state.caller, _text(form, "name") or ""), _use(form)
             consent = _text(form, "consent", MAX_CONSENT)
             text = _text(form, "ref_text", config.max_characters)
             with naming("audio"):
@@ -132,13 +132,14 @@ def described(spec: ModelSpec, name: str) -> dict[str, Any]:
     return sounds if sex is None else {"sex": sex, **sounds}
 
 
-def _free_name(service: Service, caller: Caller, name: str) -> str:
+async def _free_name(service: Service, caller: Caller, name: str) -> str:
     """The id of a new voice `name` of `caller`. Raises `InvalidRequest`, `VoiceExists` or `TooManyVoices`."""
     called = voice_name(name)
     if called in service.voices.reserved_names():
         raise InvalidRequest("name", name, "it is the name of a voice of the model, or of OpenAI's API")
     mine = f"{called}.{caller.owner}" if caller.owner else called
-    if any(facts.name in (called, mine) for facts in service.voices.store.voices):
+    # Scanned, for what was registered through other fronts and servers.
+    if any(facts.name in (called, mine) for facts in await service.voices.scan()):
         raise VoiceExists("name", name, "a voice of that name is registered; delete it first")
     share = service.stored_voices(caller.owner)
     if service.voices.store.count(caller.owner) >= share:
