@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 LIMITS = {
-    "lines of src": 53_380,
+    "lines of src": 53_620,
     "lines of core": 1_600,
-    "lines of engine": 4_070,
+    "lines of engine": 4_120,
     "lines of a file": 450,
     "lines of a class": 300,
     "methods of a class": 20,

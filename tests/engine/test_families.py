@@ -11,11 +11,11 @@ from families import TinyFamily, tiny
 from sine_engines import Clock, Engine, audio, drain, end, tuned
 
 from sonoro.core.types import AudioChunk, Event, Finished, SpeechRequest
-from sonoro.models.base import SpeechModel
+from sonoro.models.base import PackingModel, SpeechModel
 
 __all__ = ["tiny"]
 
-PADDED = {"frame_batches": (1, 2, 4), "prefill_buckets": (32, 1024), "codec_batches": (1, 4)}
+PADDED = {"frame_batches": (1, 2, 4), "prefill_buckets": (32, 512, 1024), "codec_batches": (1, 4)}
 """As a GPU runs them."""
 
 
@@ -75,13 +75,14 @@ def test_saved_voices_are_of_a_checkpoint_whatever_its_codec_computes_in(tiny: T
     assert len({engine.fingerprint for engine in made}) == 1
 
 
+@pytest.mark.parametrize("is_eager", [False, True])
 def test_requests_that_come_and_go_leave_nothing_behind(
-    tiny: TinyFamily, model: SpeechModel, said_alone: list[tuple[np.ndarray, Finished]]
+    tiny: TinyFamily, model: SpeechModel, said_alone: list[tuple[np.ndarray, Finished]], *, is_eager: bool
 ) -> None:
     """Twenty in four slots, some of them paused for a while or cancelled; padded, and with a third of the
-    pages that all could need."""
+    pages that all could need. Eager, some prompts run within a step, as from graphs on a GPU."""
     draw, kinds = random.Random(5), tiny.requests_of_all_kinds()
-    engine = engine_of(model, slots=4, pages=43, **PADDED)
+    engine = engine_of(model, slots=4, pages=43, is_eager=is_eager, **PADDED)
     events: dict[str, list[Event]] = {}
     kind_of: dict[str, int] = {}
     live: list[str] = []
@@ -106,5 +107,7 @@ def test_requests_that_come_and_go_leave_nothing_behind(
     for name, mine in events.items():
         request = msgspec.structs.replace(kinds[kind_of[name]], id=name)
         assert_as_alone(mine, request, said_alone[kind_of[name]])
+    packed = sum(graphs.eager_launches for graphs in engine.runner.graphs.steps.packed_sets)
+    assert (packed > 0) == (is_eager and isinstance(model, PackingModel))
     reasons = [end(mine, name).reason for name, mine in events.items()]
     assert 0 < reasons.count("cancelled") < 15

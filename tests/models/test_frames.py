@@ -16,7 +16,7 @@ from without_gpu import device_only
 
 from sonoro.core.errors import ConfigError
 from sonoro.core.types import SamplingParams
-from sonoro.models.base import Pages, Prompt, SpeechModel
+from sonoro.models.base import PackingModel, Pages, Prompt, SpeechModel, TextPromptModel
 from sonoro.nn.kvcache import PagedKVCache
 from sonoro.runtime.graphs import GraphSet
 from sonoro.runtime.sampling import Controls
@@ -243,6 +243,35 @@ def test_prompts_are_padded_with_scratch_rows(tiny: TinyFamily, model: SpeechMod
     model.prefill(state, torch.tensor([*range(tokens), *[CAPACITY.max_tokens] * 7]))
     run(model, state, [1], prompt.controls.max_frames)
     assert_alike(frames_of(state, 1), alone(model, prompt))
+
+
+def test_a_step_with_prompts_in_it_leaves_what_a_prefill_and_a_step_leave(tiny: TinyFamily, model: SpeechModel) -> None:
+    if not isinstance(model, PackingModel):
+        pytest.skip("its step takes no prompts: run by a family that is a PackingModel")
+    table = model.allocate(CAPACITY).cache.page_table.shape[1]
+    own = [Pages(pages_of(slot, SCRATCH, table)) for slot in (3, 0)]
+    first, *late = [tiny.prompt(key, seed=key, ignore_eos=True) for key in range(40)]
+    if isinstance(model, TextPromptModel):
+        late = [prompt for prompt in late if model.is_text_alone([prompt], own[:1])]
+    late = late[:2]
+    states = [begun(model, [first], [2]) for _ in range(2)]
+    slots = torch.tensor([2, 3, 0, SCRATCH])
+    for state, packs in zip(states, (True, False), strict=True):
+        run(model, state, [2], 3)
+        tokens = torch.tensor([*range(model.stage(state, late, [3, 0], own)), CAPACITY.max_tokens])
+        model.admit(state, torch.tensor([3, 0]))
+        if packs:
+            model.prefill_and_frame(state, tokens, slots)
+        else:
+            model.prefill(state, tokens)
+            model.frame(state, slots)
+        run(model, state, [0, 2, 3], 6)
+    packed, apart = states
+    assert packed.length.tolist() == apart.length.tolist() == [7, 0, 10, 7, 0, 0]
+    for slot in (0, 2, 3):
+        assert_alike(frames_of(packed, slot), frames_of(apart, slot))
+        for ours, theirs in zip(pages_held(packed, slot), pages_held(apart, slot), strict=True):
+            torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=0)
 
 
 def test_prompts_out_of_fused_operations_leave_what_the_forward_leaves(tiny: TinyFamily, model: SpeechModel) -> None:

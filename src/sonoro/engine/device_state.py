@@ -8,12 +8,15 @@ from torch import Tensor
 
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError
-from sonoro.models.base import Capacity, Codec, CodecChoice, SlotState, SpeechModel, TextPromptModel
+from sonoro.models.base import Capacity, Codec, CodecChoice, PackingModel, SlotState, SpeechModel, TextPromptModel
 from sonoro.runtime.kernels import is_recorded
 from sonoro.runtime.memory import MemoryBudget, device_memory, plan_pages, report
 
 _GRAPH_BYTES = 16 * 2**20
 """Upper estimate of a captured graph's memory besides its share of the pool."""
+
+PACKED_SIZES = 7
+"""At most so many sizes of prompts in a decode step are captured, the largest."""
 
 CHECKED_BATCH, _CHECKED_FRAMES = 4, 16
 """Maximum batch and chunk frames of the comparison of the codec's dtype with float32."""
@@ -194,7 +197,8 @@ def graph_bytes(model: SpeechModel, config: EngineConfig) -> int:
     # By batch: admission and decode step, and the codec's own admission if it runs on a second stream.
     by_batch = 2 + (config.tuning.codec_overlap > 0 and not config.codec_device)
     prefills = 1 + isinstance(model, TextPromptModel)
-    return (by_batch * len(config.frame_batches) + prefills * len(config.prefill_buckets)) * _GRAPH_BYTES
+    graphs = by_batch * len(config.frame_batches) + prefills * len(config.prefill_buckets)
+    return (graphs + PACKED_SIZES * isinstance(model, PackingModel)) * _GRAPH_BYTES
 
 
 def codec_graph_bytes(config: EngineConfig, peak_bytes: int) -> int:

@@ -13,10 +13,21 @@ from torch import Tensor
 
 from sonoro.core.config import EngineConfig
 from sonoro.engine.decoding import Decoding
-from sonoro.engine.device_state import DeviceState
-from sonoro.models.base import CompiledModel, CompiledSteps, SlotState, SpeechModel, TextPromptModel, WatchedModel
-from sonoro.runtime.graphs import Compiled, GraphPool, GraphSet, no_garbage_collection
+from sonoro.engine.device_state import PACKED_SIZES, DeviceState
+from sonoro.models.base import (
+    CompiledModel,
+    CompiledSteps,
+    PackingModel,
+    SlotState,
+    SpeechModel,
+    TextPromptModel,
+    WatchedModel,
+)
+from sonoro.runtime.graphs import Compiled, GraphPool, GraphSet, Steps, no_garbage_collection
 from sonoro.runtime.phases import Phases
+
+_MOST_PACKED = 512
+"""Most tokens of prompts in a decode step."""
 
 
 class GraphSets:
@@ -47,6 +58,7 @@ class GraphSets:
             of_text = functools.partial(model.prefill_text, slots)
             self.text_prefills = self._new_set("prefill text", of_text, config.prefill_buckets, max_tokens)
         self.frames = self._frames_of(slots, steps)
+        self.steps = self._steps_on(slots, self.frames)
         self.to_come = 0
         """How many sizes are not captured yet; batches are padded to a larger one until they are."""
 
@@ -78,13 +90,14 @@ class GraphSets:
     @property
     def _kinds(self) -> dict[str, list[GraphSet]]:
         prefills = [self.prefills, *([self.text_prefills] if self.text_prefills else [])]
-        return {"admit": [self.admits], "prefill": prefills, "frame": [self.frames], **self._decoding.sets}
+        frames = [self.frames, *self.steps.packed_sets]
+        return {"admit": [self.admits], "prefill": prefills, "frame": frames, **self._decoding.sets}
 
     @property
     def _all(self) -> list[GraphSet]:
         """All graph sets in the order of capture: those that take the most memory first."""
         decoding = [graphs for sets in self._decoding.sets.values() for graphs in reversed(sets)]
-        return [*decoding, self.admits, *self._kinds["prefill"], self.frames]
+        return [*decoding, self.admits, *self._kinds["prefill"], *self._kinds["frame"]]
 
     def run_all(self) -> None:
         """Run every size of every kind once on the scratch slot, so that all kernels are compiled and loaded."""
@@ -100,7 +113,8 @@ class GraphSets:
         is_captured = any(graphs.can_capture for graphs in self._all)
         with no_garbage_collection() if is_captured else nullcontext():
             for graphs in self._all:
-                self._capture(graphs, self._first_sizes(graphs))
+                if first := self._first_sizes(graphs):
+                    self._capture(graphs, first)
         if self.frames.can_capture:
             self._load_long_prefills()
         phases.end("graphs")
@@ -122,6 +136,10 @@ class GraphSets:
         frames.capture(first)
         frames.count_on(self.frames)
         self.frames, self._state = frames, dataclasses.replace(self._state, state=state)
+        steps = self._steps_on(state, frames)
+        for graphs, before in zip(steps.packed_sets, self.steps.packed_sets, strict=True):
+            graphs.count_on(before)
+        self.steps = steps
         self._count_to_come()
 
     def _new_set(
@@ -143,25 +161,31 @@ class GraphSets:
     def _frames_of(self, state: SlotState, steps: CompiledSteps | None) -> GraphSet:
         """The graph set of a decode step on `state`."""
         model, decoding = self._model, self._decoding
-        watched = model.attention(state) if isinstance(model, WatchedModel) else None
-
-        def frame(slots: Tensor, step: Callable[[Tensor], None]) -> tuple[Tensor | None, ...]:
-            step(slots)
-            length, done = state.length[slots], state.done[slots]
-            attention = None if watched is None else watched[slots]
-            return length, done, attention, *decoding.newest(state.frames, slots, length)
-
-        eager = functools.partial(frame, step=lambda batch: model.frame(state, batch))
-        compiled = None if steps is None else Compiled(functools.partial(frame, step=steps.frame), steps.most)
+        eager = _frame_by(model, decoding, state, functools.partial(model.frame, state))
+        compiled = None if steps is None else Compiled(_frame_by(model, decoding, state, steps.frame), steps.most)
         return self._new_set("frame", eager, self._config.frame_batches, self._state.scratch, compiled)
+
+    def _steps_on(self, state: SlotState, frames: GraphSet) -> Steps:
+        """The decode steps on `state`: `frames`, and those of the largest batch with prompts in them."""
+        model, config, packed = self._model, self._config, {}
+        if isinstance(model, PackingModel) and config.tuning.is_prefill_fused:
+            for size in [size for size in config.prefill_buckets if size <= _MOST_PACKED][-PACKED_SIZES:]:
+                tokens = torch.full((size,), config.prefill_tokens, device=state.done.device)
+                step = functools.partial(model.prefill_and_frame, state, tokens)
+                function = _frame_by(model, self._decoding, state, step)
+                graphs = self._new_set(f"frame with {size}", function, config.frame_batches[-1:], self._state.scratch)
+                packed[size] = tokens, graphs
+        return Steps(frames, packed, config.prefill_tokens, is_eager=config.is_eager)
 
     def _first_sizes(self, graphs: GraphSet) -> Sequence[int]:
         """The sizes of `graphs` to capture at start: all of them, or, if `config.is_ready_early`, the largest, to which
-        any batch can be padded, and the smallest (not of longer codec chunks)."""
+        any batch can be padded, and the smallest (not of longer codec chunks), and none with prompts in a step."""
         if not (graphs.can_capture and self._config.is_ready_early):
             return graphs.sizes
         if graphs in self._kinds["prefill"]:
             return self._config.first_sizes.prefill_buckets
+        if graphs in self._kinds["frame"][1:]:
+            return ()
         is_longer = graphs in self._decoding.sets["codec"][1:]
         return graphs.sizes[-1:] if is_longer else sorted({graphs.sizes[0], graphs.sizes[-1]})
 
@@ -193,3 +217,18 @@ class GraphSets:
         """A context with the stream of `graphs` as the current one."""
         is_of_codec = any(graphs in sets for sets in self._decoding.sets.values())
         return self._decoding.active() if is_of_codec else nullcontext()
+
+
+def _frame_by(
+    model: SpeechModel, decoding: Decoding, state: SlotState, step: Callable[[Tensor], None]
+) -> Callable[[Tensor], Any]:
+    """The function of slots that runs `step` and gathers what the host reads of it."""
+    watched = model.attention(state) if isinstance(model, WatchedModel) else None
+
+    def frame(slots: Tensor) -> tuple[Tensor | None, ...]:
+        step(slots)
+        length, done = state.length[slots], state.done[slots]
+        attention = None if watched is None else watched[slots]
+        return length, done, attention, *decoding.newest(state.frames, slots, length)
+
+    return frame

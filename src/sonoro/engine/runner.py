@@ -171,9 +171,9 @@ class Runner:
         with ExitStack() as stack:
             stack.callback(launched.entry.release)
             self._give_pages(plan.pages)
-            self._prefill(plan.admit, launched)
+            tokens = self._prefill(plan.admit, launched, len(plan.frame))
             self._append(plan.text, launched)
-            self._step(plan.frame, launched)
+            self._step(plan.frame, launched, tokens)
             for frames, batch in plan.codec.items():
                 for start in range(0, len(batch), self._max_batch):
                     self._decode(batch[start : start + self._max_batch], frames, launched)
@@ -197,10 +197,11 @@ class Runner:
         empty = torch.empty((0, *frames.shape[2:]), dtype=frames.dtype)
         return torch.cat([empty, *map(torch.from_numpy, chunks)])
 
-    def _prefill(self, batch: Sequence[Request], launched: Launched) -> None:
-        """Prefill the slots of `batch`. If a launch of several raises, each is tried alone, so only the faulty fail."""
+    def _prefill(self, batch: Sequence[Request], launched: Launched, stepped: int = 0) -> int:
+        """Prefill the slots of `batch`, or leave that to a step of `stepped` slots: returns the number of tokens left.
+        If a launch of several raises, each is tried alone, so only the faulty fail."""
         if not batch:
-            return
+            return 0
 
         def fail(error: Exception) -> None:
             if len(batch) == 1:
@@ -222,13 +223,18 @@ class Runner:
             pages = [Pages(allocation.pages, allocation.cached) for _, allocation in items]
             tokens = self._model.stage(self._state.state, prompts, slots, pages)
             self.graphs.admits.run(slots)
-            if tokens:
-                self._prefills_of(prompts, pages).run(range(tokens))
+            prefills = self._prefills_of(prompts, pages)
+            has_more = prefills is not self.graphs.text_prefills and self.graphs.text_prefills is not None
+            is_left = stepped > 0 and not has_more and self.graphs.steps.take(stepped, tokens)
+            if tokens and not is_left:
+                prefills.run(range(tokens))
             with torch.cuda.stream(self._decoding.own_stream):
                 if self._decoding.has_own_stream:
                     self._decoding.admits.run(slots)
                 if primed:
                     self._decoding.prime(primed)
+            return tokens if is_left else 0
+        return 0
 
     def _prefills_of(self, prompts: Sequence[Any], pages: Sequence[Pages]) -> GraphSet:
         """The graph set for `prompts`, some of whose tokens may be cached on `pages` already."""
@@ -262,13 +268,14 @@ class Runner:
             assert isinstance(self._model, LiveTextModel)
             self._model.append_text(self._state.state, _slots(items), starts, ids)
 
-    def _step(self, batch: Sequence[Request], launched: Launched) -> None:
-        """Launch the frame graph for `batch`, and the copies of its results."""
+    def _step(self, batch: Sequence[Request], launched: Launched, tokens: int) -> None:
+        """Launch the frame graph for `batch`, with the prefill of `tokens` staged tokens, and the copies of its
+        results."""
         items = launched.items(batch)
         if not items:
             return
         with launched.border(items):
-            length, done, attention, *newest = self.graphs.frames.run(_slots(items))
+            length, done, attention, *newest = self.graphs.steps.of(tokens).run(_slots(items))
             if self._decoding.beside is not None:
                 self._decoding.follow()
             if self._decoding.is_apart:

@@ -258,6 +258,15 @@ class EmbeddingModel(Protocol):
 
 
 @runtime_checkable
+class PackingModel(Protocol):
+    """A `SpeechModel` whose decode step can prefill prompts in the same pass over its weights."""
+
+    def prefill_and_frame(self, state: Any, tokens: Tensor, slots: Tensor) -> None:
+        """`SpeechModel.prefill` of `tokens`, then `frame` of `slots`, up to rounding. The prompts of a
+        `TextPromptModel` must be of text alone. Capturable."""
+
+
+@runtime_checkable
 class TextPromptModel(Protocol):
     """A `SpeechModel` with a cheaper prefill for prompts of text alone."""
 

@@ -34,6 +34,20 @@ class PackedTokens(NamedTuple):
         """Length of the cached prefix of each token's prompt, [T] int64."""
         return self.positions - torch.arange(len(self.starts), device=self.starts.device) + self.starts
 
+    def laid_out(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Slots, positions, starts and cached lengths, contiguous."""
+        slots, positions, starts = (rows.contiguous() for rows in self)
+        return slots, positions, starts, self.cached_lengths
+
+
+class PackedPrompts(NamedTuple):
+    """Inputs `rows` [T, width] of packed prompts, and the places of their `tokens`. Without `is_output_used` only their
+    keys and values are wanted."""
+
+    rows: Tensor
+    tokens: PackedTokens
+    is_output_used: bool = False
+
 
 @dataclass(frozen=True)
 class PagedKVCache:

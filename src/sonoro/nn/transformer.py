@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sonoro.core.errors import CheckpointError
-from sonoro.nn.kvcache import Attend, PackedTokens, PagedKVCache
+from sonoro.nn.kvcache import Attend, PackedPrompts, PackedTokens, PagedKVCache
 from sonoro.nn.linear import Linear, NormedRows, RMSNorm, random_like
 from sonoro.nn.watch import HeadWatch
 from sonoro.ops.attention import HeadNorms, PagedKV, decode_attention
@@ -267,21 +267,33 @@ class DecoderStack(nn.Module):
         positions: Tensor,
         *,
         watch: HeadWatch | None = None,
+        prompts: PackedPrompts | None = None,
     ) -> Tensor:
         """Decode step: run T new positions of each slot (mostly 1) through all layers but not the final norm:
         `x` [T * B, width] to the same shape.
 
         Row t * B + b of `x` is position `positions[b]` + t of `slots[b]` ([B] int64 both); its keys and values are
         written to `cache`, and it attends to all positions up to its own. `rotary`: tables by position,
-        [P, 1, head width]. `watch` records attention weights, if T is 1. Capturable; no sync; no autograd."""
-        hidden = NormedRows(x)
+        [P, 1, head width]. `watch` records attention weights, if T is 1. `prompts`, which may be of these slots, are
+        prefilled in the same pass over the weights: the result is that of `prefill`, then `step`, up to rounding.
+        Capturable; no sync; no autograd."""
+        count, last = x.shape[0], len(self.layers) - 1
+        hidden = NormedRows(x if prompts is None else torch.cat((x, prompts.rows)))
+        tokens = None if prompts is None else prompts.tokens.laid_out()
         for index, layer in enumerate(cast(Sequence[DecoderLayer], self.layers)):
             kv = PagedKV(cache.keys[index], cache.values[index], cache.page_table, slots)
-            given = layer.project(hidden), layer.self_attn.head_norms, rotary, kv, positions
+            qkv, rows, more = layer.project(hidden), hidden.rows, None
+            if prompts is not None and tokens is not None:
+                # First: the step of a slot reads what its prompt writes.
+                is_used = index < last or prompts.is_output_used
+                more = self._attend_prompts(index, qkv[count:], rotary, cache, tokens, is_output_used=is_used)
+            given = qkv[:count], layer.self_attn.head_norms, rotary, kv, positions
             heads = decode_attention(*given)
             if watch is not None:
                 watch.keep(index, *given)
-            hidden = layer.complete(hidden.rows, heads, self.norm_after(index))
+            if more is not None:
+                heads = torch.cat((heads, more))
+            hidden = layer.complete(rows[: heads.shape[0]], heads, self.norm_after(index))
         return hidden.rows
 
     def norm_after(self, index: int) -> RMSNorm | None:
@@ -296,19 +308,37 @@ class DecoderStack(nn.Module):
         Writes keys and values to the pages of each token's slot. `rotary`: tables by position, [P, 1, head width].
         With `is_output_used` false the last layer only writes its keys and values, and the result is undefined. Equal
         to `forward` with `PagedKVCache.fill`, with fused kernels. Capturable; no sync; no autograd."""
-        slots, positions, starts = (rows.contiguous() for rows in tokens)
-        cached, hidden = tokens.cached_lengths, NormedRows(x)
+        hidden, last, laid_out = NormedRows(x), len(self.layers) - 1, tokens.laid_out()
         for index, layer in enumerate(cast(Sequence[DecoderLayer], self.layers)):
-            attention, kv = layer.self_attn, PagedKV(cache.keys[index], cache.values[index], cache.page_table, slots)
-            qkv = layer.project(hidden)
-            rotated = keep_prompt(qkv, attention.head_norms, rotary, kv, positions)
-            if not is_output_used and index == len(self.layers) - 1:
+            qkv, is_used = layer.project(hidden), is_output_used or index < last
+            heads = self._attend_prompts(index, qkv, rotary, cache, laid_out, is_output_used=is_used)
+            if heads is None:
                 break
-            queries, keys = rotated.split(attention.heads[:2], dim=1)
-            values = qkv.unflatten(-1, (-1, attention.head_width))[:, -attention.heads[2] :]
-            heads = varlen_attention(queries, keys, values, starts, cached, kv)
-            hidden = layer.complete(hidden.rows, heads.flatten(1), self.norm_after(index))
+            hidden = layer.complete(hidden.rows, heads, self.norm_after(index))
         return hidden.rows
+
+    def _attend_prompts(
+        self,
+        index: int,
+        qkv: Tensor,
+        rotary: Rotary,
+        cache: PagedKVCache,
+        laid_out: tuple[Tensor, Tensor, Tensor, Tensor],
+        *,
+        is_output_used: bool,
+    ) -> Tensor | None:
+        """Write the keys and values of packed prompts in layer `index`, `qkv` [T, (heads + 2 * kv_heads) * D]; if the
+        output is used, attend: [T, heads * D]. `laid_out`: that of their `PackedTokens`."""
+        attention = cast(DecoderLayer, self.layers[index]).self_attn
+        slots, positions, starts, cached = laid_out
+        kv = PagedKV(cache.keys[index], cache.values[index], cache.page_table, slots)
+        rotated = keep_prompt(qkv, attention.head_norms, rotary, kv, positions)
+        if not is_output_used:
+            return None
+        queries, keys = rotated.split(attention.heads[:2], dim=1)
+        values = qkv.unflatten(-1, (-1, attention.head_width))[:, -attention.heads[2] :]
+        heads: Tensor = varlen_attention(queries, keys, values, starts, cached, kv)
+        return heads.flatten(1)
 
     def check_kernels(
         self, batch: int, table: Tensor, page: int, tokens: int = 1, *, watch: HeadWatch | None = None

@@ -10,7 +10,7 @@ import bisect
 import gc
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -149,8 +149,8 @@ class GraphSet:
         """The sizes that were tried, in order of capture."""
         self.can_capture = bool(sizes) and not is_eager and self._pool.can_record(self._device)
         """Whether `capture` captures anything."""
-        self.to_come: tuple[int, ...] = ()
-        """Sizes that were not tried yet, ascending: no batch is padded to them."""
+        self.to_come = self.sizes if self.can_capture else ()
+        """Sizes that were not tried yet, ascending: once one was, no batch is padded to them."""
         largest = max(sizes, default=0)
         # Every graph reads the head of one vector; `_known` is the host's copy, which avoids needless uploads.
         self._slots = torch.full((largest,), scratch, dtype=torch.int64, device=device)
@@ -205,6 +205,11 @@ class GraphSet:
         self.eager_launches += 1
         return self._function(slots)
 
+    @property
+    def is_captured(self) -> bool:
+        """Whether any batch that fits is replayed from a graph."""
+        return bool(self._graphs) and self.sizes[-1] in self._graphs
+
     def padded(self, count: int) -> int:
         """The size at which `count` slots run."""
         at = bisect.bisect_left(self._serving, count)
@@ -241,6 +246,44 @@ class GraphSet:
             self._pool.recover(self._device)
             logger.warning("graphs=%s size=%d status=eager error=%s", self.name, size, error)
         return Captured(size, time.perf_counter() - started_s, memory_bytes, error)
+
+
+class Steps:
+    """Decode steps: `frames`, and, by number of prompt tokens, the set that also prefills them for the largest batch.
+    `packed` has the vector of staged tokens that its graphs read, padded with `padding`. `is_eager` captures nothing.
+
+    One pass over the weights serves both. A smaller batch would need a graph for each pair of sizes."""
+
+    def __init__(
+        self, frames: GraphSet, packed: Mapping[int, tuple[Tensor, GraphSet]], padding: int, *, is_eager: bool
+    ) -> None:
+        self._frames, self._packed, self._padding, self._is_eager = frames, packed, padding, is_eager
+
+    @property
+    def packed_sets(self) -> list[GraphSet]:
+        """The sets with prompts, the smallest first."""
+        return [graphs for _, graphs in self._packed.values()]
+
+    def take(self, batch: int, tokens: int) -> bool:
+        """Whether `of` has a set for so many slots and prompt tokens at once."""
+        size = self._size(tokens)
+        if size is None or self._frames.padded(batch) != self._frames.sizes[-1]:
+            return False
+        return self._is_eager or self._packed[size][1].is_captured
+
+    def of(self, tokens: int) -> GraphSet:
+        """The set to run: one that also prefills the first `tokens` staged tokens, if there are any. No sync."""
+        if not tokens:
+            return self._frames
+        size = self._size(tokens)
+        assert size is not None
+        vector, graphs = self._packed[size]
+        padded = [*range(tokens), *[self._padding] * (size - tokens)]
+        vector.copy_(upload(padded, torch.int64, vector.device))
+        return graphs
+
+    def _size(self, tokens: int) -> int | None:
+        return next((size for size in self._packed if size >= tokens), None)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from torch import Tensor
 from sonoro.models.shared.slots import DepthState, depth_passes
 from sonoro.models.shared.step import StepState, begin_step, finish_step
 from sonoro.models.shared.step import check_kernels as check_step
+from sonoro.nn.kvcache import PackedPrompts
 from sonoro.ops.repetition_aware import Resample, sample_repetition_aware
 from sonoro.ops.repetition_aware import check_kernels as check_sampling
 from sonoro.ops.sample import gumbel_noise
@@ -19,13 +20,20 @@ _WINDOW = 10
 """Window of repetition-aware sampling: earlier codes of codebook 0, never including the first frame's."""
 
 
-def frame(lm: DualAR, state: DepthState, slots: Tensor, record: list[Tensor] | None = None) -> None:
-    """`SpeechModel.frame`; `record` gets the logits [B, V] of the slow AR, then of each pass of the fast AR."""
+def frame(
+    lm: DualAR,
+    state: DepthState,
+    slots: Tensor,
+    record: list[Tensor] | None = None,
+    prompts: PackedPrompts | None = None,
+) -> None:
+    """`SpeechModel.frame`; `record` gets the logits [B, V] of the slow AR, then of each pass of the fast AR. `prompts`
+    are prefilled on the way."""
     assert not torch.is_grad_enabled()
     stepped = StepState.of(state)
     start = begin_step(slots, stepped)
     controls = state.samplers[0].read(start.slots)
-    hidden, logits = _step_slow(lm, state, start.slots, start.inputs, start.position)
+    hidden, logits = _step_slow(lm, state, start.slots, start.inputs, start.position, prompts)
     codes, sample_book = _sampler(lm, state, start.slots, start.length, controls)
     decided, fed = [logits], [hidden, sample_book(0, logits)]
     for book, depth_logits in enumerate(_depth_logits(lm, state, start.slots, fed), start=1):
@@ -83,9 +91,17 @@ def _sampler(
     return codes, sample_book
 
 
-def _step_slow(lm: DualAR, state: DepthState, slots: Tensor, inputs: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
+def _step_slow(  # noqa: PLR0917 (what the stack is given)
+    lm: DualAR,
+    state: DepthState,
+    slots: Tensor,
+    inputs: Tensor,
+    position: Tensor,
+    prompts: PackedPrompts | None = None,
+) -> tuple[Tensor, Tensor]:
     """Step the slow AR with `inputs` [B, H]: normed hidden states [B, H], for the fast AR, and logits [B, V]."""
-    outputs, norm = lm.slow.step(inputs, state.rotary, state.cache, slots, position, watch=state.watch), lm.slow.norm
+    norm, given = lm.slow.norm, (inputs, state.rotary, state.cache, slots, position)
+    outputs = lm.slow.step(*given, watch=state.watch, prompts=prompts)
     return norm.fused(outputs), lm.head.after_norm(outputs, norm)
 
 

@@ -10,7 +10,7 @@ from sonoro.core.types import ModelSpec, Reference, SamplingParams, SpeechReques
 from sonoro.models.base import Codec, SavedVoice, Spoken, Voice
 from sonoro.models.settings import CONTROL_TOKENS
 from sonoro.models.shared.loading import Family
-from sonoro.models.shared.slots import RowPrompt, SpeaksFrames, admit_staged, clear_slots
+from sonoro.models.shared.slots import PacksPrompts, RowPrompt, admit_staged, clear_slots
 from sonoro.nn.tokenizer import TextTokenizer
 from sonoro.nn.weights import fingerprint
 from sonoro.runtime.sampling import Controls
@@ -27,7 +27,7 @@ _SAMPLING = SamplingParams(temperature=0.8, top_k=30, top_p=0.8, repetition_pena
 """The official server's sampling defaults. It accepts a repetition penalty and ignores it."""
 
 
-class FishS2(SpeaksFrames):
+class FishS2(PacksPrompts):
     """Slow AR, fast AR and codec behind the protocols of `models.base`. Holds no per-request state."""
 
     def __init__(self, name: str, config: ModelConfig, modules: FishModules, tokenizer: TextTokenizer) -> None:

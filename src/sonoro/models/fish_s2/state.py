@@ -11,8 +11,10 @@ from sonoro.models.shared.slots import (
     RowPrompt,
     allocate_depth,
     fill_backbone,
+    prompt_inputs,
     stage_prompts,
 )
+from sonoro.nn.kvcache import PackedPrompts
 from sonoro.words.heads import WordHeads
 
 from .backbone import DualAR
@@ -29,6 +31,11 @@ def stage(state: BackboneState, prompts: Sequence[RowPrompt], slots: Sequence[in
     """Stage `prompts` with their `slots` and `pages`; returns the number of tokens staged. No sync; not capturable."""
     ids, added = [prompt.rows for prompt in prompts], [prompt.controls.pack() for prompt in prompts]
     return stage_prompts(state, prompts, slots, pages, ids, added)
+
+
+def prompts(lm: DualAR, state: BackboneState, tokens: Tensor) -> PackedPrompts:
+    """The prompts that `prefill` runs, for `frame` to run; each one's last input becomes pending. No sync."""
+    return prompt_inputs(state, tokens, lm.embed)
 
 
 def prefill(lm: DualAR, state: BackboneState, tokens: Tensor) -> None:

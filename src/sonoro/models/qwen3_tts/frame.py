@@ -5,14 +5,15 @@ Slots that are done are replaced by the scratch slot (`models.shared.step`), so 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from sonoro.models.shared.slots import depth_passes
+from sonoro.models.shared.slots import ReadsText, depth_passes
 from sonoro.models.shared.step import PendingText, StepState, begin_step, finish_step
 from sonoro.models.shared.step import check_kernels as check_step
+from sonoro.nn.kvcache import PackedPrompts
 from sonoro.nn.linear import Linear
 from sonoro.ops.sample import gumbel_noise, sample, sample_and_embed
 from sonoro.runtime.sampling import BatchSampling
@@ -20,15 +21,22 @@ from sonoro.runtime.sampling import BatchSampling
 from . import sampling
 from .backbone import Talker
 from .sampling import mask_first
-from .state import FrameState
+from .state import FrameState, prefill, prompts_of
 
 
-def frame(talker: Talker, state: FrameState, slots: Tensor, record: list[Tensor] | None = None) -> None:
-    """`SpeechModel.frame`; `record` gets the logits [B, V] of the talker, then of each predictor pass."""
+def frame(
+    talker: Talker,
+    state: FrameState,
+    slots: Tensor,
+    record: list[Tensor] | None = None,
+    prompts: PackedPrompts | None = None,
+) -> None:
+    """`SpeechModel.frame`; `record` gets the logits [B, V] of the talker, then of each predictor pass. `prompts` are
+    prefilled on the way."""
     assert not torch.is_grad_enabled()
     stepped = _step_state(talker, state)
     start = begin_step(slots, stepped)
-    hidden, logits = _step_talker(talker, state, start.slots, start.inputs, start.position)
+    hidden, logits = _step_talker(talker, state, start.slots, start.inputs, start.position, prompts)
     decided = [logits]
     sampler = _Sampler.of(talker, state, start.slots, start.length)
     fed = [talker.code_predictor.small_to_mtp_projection(hidden), sampler.first(logits)]
@@ -76,6 +84,22 @@ def parts(talker: Talker, state: FrameState) -> dict[str, Callable[[Tensor], obj
         return list(sampler.codes.unbind(1))
 
     return {"backbone": backbone, "depth": depth, "sample": sample}
+
+
+class StepsTalker(ReadsText):
+    """The prefill and the decode step of a model whose talker, with modules for torch, is `_forms.in_torch`."""
+
+    _forms: Any
+
+    def prefill(self, state: FrameState, tokens: Tensor) -> None:
+        prefill(self._forms.in_torch, state, tokens)
+
+    def frame(self, state: FrameState, slots: Tensor, record: list[Tensor] | None = None) -> None:
+        frame(self._forms.in_torch, state, slots, record)
+
+    def prefill_and_frame(self, state: FrameState, tokens: Tensor, slots: Tensor) -> None:
+        talker = self._forms.in_torch
+        frame(talker, state, slots, prompts=prompts_of(talker, state, tokens))
 
 
 class _Sampler(NamedTuple):
@@ -130,11 +154,17 @@ def _step_state(talker: Talker, state: FrameState) -> StepState:
     return StepState.of(state, state.seen, PendingText(state.text_ids, talker.text_table, talker.embed_text))
 
 
-def _step_talker(
-    talker: Talker, state: FrameState, slots: Tensor, inputs: Tensor, position: Tensor
+def _step_talker(  # noqa: PLR0917 (what the stack is given)
+    talker: Talker,
+    state: FrameState,
+    slots: Tensor,
+    inputs: Tensor,
+    position: Tensor,
+    prompts: PackedPrompts | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Hidden states [B, H] and logits [B, V] of `inputs` [B, H] at `position` [B]."""
-    outputs = talker.model.step(inputs, state.rotary, state.cache, slots, position, watch=state.watch)
+    given = inputs, state.rotary, state.cache, slots, position
+    outputs = talker.model.step(*given, watch=state.watch, prompts=prompts)
     hidden = talker.model.norm.fused(outputs)
     return hidden, talker.codec_head(hidden)
 

@@ -17,7 +17,6 @@ from sonoro.core.types import ModelSpec, Reference, SamplingParams, SpeechReques
 from sonoro.models.base import Capacity, Codec, SavedVoice, Spoken, Voice
 from sonoro.models.settings import CONTROL_TOKENS
 from sonoro.models.shared.loading import Family
-from sonoro.models.shared.slots import ReadsText
 from sonoro.nn.transformer import bytes_read, widen_layers
 from sonoro.nn.weights import fingerprint
 from sonoro.runtime.ring import upload
@@ -41,7 +40,7 @@ from .config import (
 )
 from .live_text import LiveSegment
 from .prompt import SPLITS, ClonedVoice, PromptBuilder, TalkerPrompt, TextTokenizer
-from .state import FrameState, allocate, prefill
+from .state import FrameState, allocate
 from .weights import Modules
 
 _VOICE_MODES: dict[str, tuple[VoiceMode, ...]] = {
@@ -56,7 +55,7 @@ _SPLIT = OptionSpec(
 )  # fmt: skip
 
 
-class Qwen3TTS(ReadsText):
+class Qwen3TTS(frame.StepsTalker):
     """Talker, code predictor and codec behind the protocols of `models.base`. Holds no per-request state."""
 
     def __init__(self, name: str, configs: Configs, modules: Modules, tokenizer: TextTokenizer) -> None:
@@ -157,12 +156,6 @@ class Qwen3TTS(ReadsText):
         # Its products are too small to gain from 8 bits in large batches; the copies take 157 MB.
         widen_layers(self._modules.lm.talker.code_predictor, capacity.slots)
         return allocate(self._modules.lm.talker, capacity, pad_id, self.word_heads)
-
-    def prefill(self, state: FrameState, tokens: Tensor) -> None:
-        prefill(self._forms.in_torch, state, tokens)
-
-    def frame(self, state: FrameState, slots: Tensor, record: list[Tensor] | None = None) -> None:
-        frame.frame(self._forms.in_torch, state, slots, record)
 
     def compiled_steps(self, state: FrameState) -> CompiledFrame | None:
         """`CompiledModel.compiled_steps`; None on a GPU, and for layouts and dtypes that the compiled code lacks."""

@@ -18,9 +18,10 @@ from sonoro.models.shared.slots import (
     allocate_depth,
     clear_slots,
     fill_backbone,
+    prompt_inputs,
     stage_prompts,
 )
-from sonoro.nn.kvcache import PackedTokens
+from sonoro.nn.kvcache import PackedPrompts, PackedTokens
 from sonoro.runtime.ring import upload
 from sonoro.runtime.sampling import Controls
 from sonoro.words.heads import WordHeads
@@ -133,6 +134,11 @@ def append_text(state: FrameState, slots: Sequence[int], starts: Sequence[int], 
     state.text_ids.index_put_((rows, columns), values)
 
 
+def prompts_of(talker: Talker, state: FrameState, tokens: Tensor) -> PackedPrompts:
+    """The prompts that `prefill` runs, for `frame` to run; each one's last input becomes pending. No sync."""
+    return prompt_inputs(state, tokens, functools.partial(_embed, talker, state))
+
+
 def prefill(
     talker: Talker,
     state: FrameState,
@@ -140,8 +146,9 @@ def prefill(
     run: Callable[[Tensor, PackedTokens], None] | None = None,
 ) -> None:
     """`SpeechModel.prefill`; each prompt's last input becomes pending. `run`: as for `fill_backbone`. No sync."""
+    fill_backbone(state, tokens, talker.model, functools.partial(_embed, talker, state), run)
 
-    def embed(ids: Tensor) -> Tensor:
-        return talker.embed_rows(ids[:, 1], ids[:, 2:], state.voices.x_vectors[ids[:, 0]])
 
-    fill_backbone(state, tokens, talker.model, embed, run)
+def _embed(talker: Talker, state: FrameState, ids: Tensor) -> Tensor:
+    """The talker's inputs [T, H] for prompt tokens of `ids` [T, 2 + K]."""
+    return talker.embed_rows(ids[:, 1], ids[:, 2:], state.voices.x_vectors[ids[:, 0]])

@@ -18,7 +18,7 @@ from torch import Tensor
 from sonoro.core.options import OptionValue
 from sonoro.core.types import SpeechRequest
 from sonoro.models.base import Capacity, Pages, Prompt, Voice
-from sonoro.nn.kvcache import PackedTokens, PagedKVCache
+from sonoro.nn.kvcache import PackedPrompts, PackedTokens, PagedKVCache
 from sonoro.nn.transformer import DecoderConfig, DecoderStack, Rotary
 from sonoro.nn.watch import HeadWatch
 from sonoro.runtime.ring import overwrite, upload
@@ -283,6 +283,16 @@ def staged_tokens(state: BackboneState, tokens: Tensor) -> tuple[PackedTokens, T
     return PackedTokens(slots, positions, starts), pending, ids[:, _TOKEN_COLUMNS:]
 
 
+def prompt_inputs(state: BackboneState, tokens: Tensor, embed: Callable[[Tensor], Tensor]) -> PackedPrompts:
+    """The inputs of the staged tokens with indices `tokens` [T] int64, from 0 on; each prompt's last one becomes
+    pending. `embed` maps their ids [T, V] to the backbone's inputs [T, H]. Capturable."""
+    packed, pending, ids = staged_tokens(state, tokens)
+    parts = ids.split(_EMBEDDED_AT_ONCE)
+    rows = embed(ids) if len(parts) == 1 else torch.cat([embed(part) for part in parts])
+    state.pending[pending] = rows
+    return PackedPrompts(rows, packed)
+
+
 def fill_backbone(
     state: BackboneState,
     tokens: Tensor,
@@ -290,20 +300,15 @@ def fill_backbone(
     embed: Callable[[Tensor], Tensor],
     run: Callable[[Tensor, PackedTokens], None] | None = None,
 ) -> None:
-    """Prefill the staged tokens with indices `tokens` [T] int64, from 0 on; each prompt's last input becomes pending.
-    Capturable.
+    """Prefill `prompt_inputs`. Capturable.
 
-    `embed` maps their ids [T, V] to the backbone's inputs [T, H]. The last token of a prompt is run here and again by
-    the first step, which overwrites its keys and values with the same. `run`, if given, runs the inputs in place of
-    `backbone`."""
-    packed, pending, ids = staged_tokens(state, tokens)
-    parts = ids.split(_EMBEDDED_AT_ONCE)
-    rows = embed(ids) if len(parts) == 1 else torch.cat([embed(part) for part in parts])
+    The last token of a prompt is run here and again by the first step, which overwrites its keys and values with the
+    same. `run`, if given, runs the inputs in place of `backbone`."""
+    rows, packed, _ = prompt_inputs(state, tokens, embed)
     if run is None:
         run_prompts(state, backbone, rows, state.rotary, state.cache, packed, is_output_used=False)
     else:
         run(rows, packed)
-    state.pending[pending] = rows
 
 
 def run_prompts(  # noqa: PLR0917 (what `DecoderStack.prefill` is given)
@@ -418,6 +423,14 @@ class SpeaksFrames(ReadsText):
 
     def token_spans(self, text: str) -> Any:
         return self._prompts.token_spans(text)
+
+
+class PacksPrompts(SpeaksFrames):
+    """`PackingModel` for a model whose `states` has `prompts`, and whose `frames` take them."""
+
+    def prefill_and_frame(self, state: Any, tokens: Tensor, slots: Tensor) -> None:
+        prompts = self.states.prompts(self._modules.lm, state, tokens)
+        self.frames.frame(self._modules.lm, state, slots, prompts=prompts)
 
 
 def _watched(state: BackboneState, prompt: TextSpanned) -> tuple[int, int]:

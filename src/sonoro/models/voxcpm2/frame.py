@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sonoro.models.shared.step import StepState, append_frames
+from sonoro.nn.kvcache import PackedPrompts
 from sonoro.ops.sample import normal_noise
 from sonoro.runtime.sampling import BatchSampling
 
@@ -15,14 +16,20 @@ from .backbone import VoxLM
 from .state import FrameState
 
 
-def frame(lm: VoxLM, state: FrameState, slots: Tensor, record: list[Tensor] | None = None) -> None:
+def frame(
+    lm: VoxLM,
+    state: FrameState,
+    slots: Tensor,
+    record: list[Tensor] | None = None,
+    prompts: PackedPrompts | None = None,
+) -> None:
     """`SpeechModel.frame`. The frame that ends speech is audio, and kept. `record` gets the hidden states [B, H] of
-    both LMs, the stop logits [B, 2] and the patch [B, P, D]."""
+    both LMs, the stop logits [B, 2] and the patch [B, P, D]. `prompts` are prefilled on the way."""
     assert not torch.is_grad_enabled()
     slots = slots.masked_fill(state.done[slots], state.scratch)
     length, position, controls = state.length[slots], state.position[slots], state.samplers[0].read(slots)
     cfg, steps, min_len = state.read_options(slots)
-    hidden, residual = _step(lm, state, slots, position)
+    hidden, residual = _step(lm, state, slots, position, prompts)
     noise = _noise(controls, length, state.patch)
     patch = lm.feat_decoder.sample(lm.condition(hidden, residual), state.patch[slots], noise, cfg, steps)
     stop = lm.stop_logits(hidden)
@@ -72,13 +79,21 @@ def parts(lm: VoxLM, state: FrameState) -> dict[str, Callable[[Tensor], object]]
     return {"backbone": backbone, "depth": depth, "sample": sample}
 
 
-def _step(lm: VoxLM, state: FrameState, slots: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
-    """Step both LMs with the pending inputs: hidden states [B, H] after their norms; the base LM's are quantised."""
+def _step(
+    lm: VoxLM, state: FrameState, slots: Tensor, position: Tensor, prompts: PackedPrompts | None = None
+) -> tuple[Tensor, Tensor]:
+    """Step both LMs with the pending inputs: hidden states [B, H] after their norms; the base LM's are quantised.
+    `prompts` are of text alone."""
     embedded, is_audio = state.pending[slots], state.is_audio[slots]
-    base, above = lm.base_lm, lm.residual_lm
-    outputs = base.step(embedded, state.rotary, state.base, slots, position, watch=state.watch)
-    hidden = lm.quantize(base.norm.fused(outputs), is_audio)
-    outputs = above.step(lm.fuse(hidden, embedded, is_audio), state.still, state.residual, slots, position)
+    base, above, count = lm.base_lm, lm.residual_lm, slots.shape[0]
+    outputs = base.step(embedded, state.rotary, state.base, slots, position, watch=state.watch, prompts=prompts)
+    normed = base.norm.fused(outputs)
+    hidden = lm.quantize(normed[:count], is_audio)
+    if prompts is not None:
+        text = torch.zeros_like(prompts.tokens.slots, dtype=torch.bool)
+        prompts = PackedPrompts(lm.fuse(normed[count:], prompts.rows, text), prompts.tokens)
+    fused = lm.fuse(hidden, embedded, is_audio)
+    outputs = above.step(fused, state.still, state.residual, slots, position, prompts=prompts)
     return hidden, above.norm.fused(outputs)
 
 

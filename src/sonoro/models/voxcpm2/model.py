@@ -15,7 +15,7 @@ from sonoro.core.types import ModelSpec, Reference, SamplingParams, SpeechReques
 from sonoro.models.base import Codec, SavedVoice, Spoken, Voice
 from sonoro.models.settings import CONTROL_TOKENS
 from sonoro.models.shared.loading import Family
-from sonoro.models.shared.slots import RowPrompt, SpeaksFrames
+from sonoro.models.shared.slots import PacksPrompts, RowPrompt
 from sonoro.nn.tokenizer import TextTokenizer
 from sonoro.nn.weights import fingerprint
 from sonoro.runtime.sampling import Controls
@@ -62,7 +62,7 @@ _OPTIONS = (
 )  # fmt: skip
 
 
-class VoxCPM2(SpeaksFrames):
+class VoxCPM2(PacksPrompts):
     """Both language models, flow and codec behind the protocols of `models.base`. Holds no per-request state."""
 
     def __init__(self, name: str, config: ModelConfig, modules: VoxModules, tokenizer: TextTokenizer) -> None:

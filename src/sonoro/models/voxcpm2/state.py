@@ -17,7 +17,7 @@ from sonoro.models.shared.slots import (
     stage_prompts,
     staged_tokens,
 )
-from sonoro.nn.kvcache import PagedKVCache
+from sonoro.nn.kvcache import PackedPrompts, PagedKVCache
 from sonoro.nn.transformer import Rotary
 from sonoro.runtime.sampling import Controls, pack_floats, unpack_floats
 from sonoro.words.heads import WordHeads
@@ -96,6 +96,17 @@ def admit(state: FrameState, slots: Tensor) -> None:
 def is_text_alone(prompts: Sequence[RowPrompt], pages: Sequence[Pages]) -> bool:
     """Whether all tokens of `prompts` after the cached prefixes of `pages` are text."""
     return not any(prompt.rows[own.cached :, 1].any() for prompt, own in zip(prompts, pages, strict=True))
+
+
+def prompts(lm: VoxLM, state: FrameState, tokens: Tensor) -> PackedPrompts:
+    """The prompts of text alone that `prefill` runs, for `frame` to run; each one's last input becomes pending. No
+    sync."""
+    packed, pending, ids = staged_tokens(state, tokens)
+    embedded = lm.base_lm.embed_tokens(ids[:, 0])
+    state.pending[pending] = embedded
+    for rows in (state.patch, state.is_audio):
+        rows.index_fill_(0, pending, 0)
+    return PackedPrompts(embedded, packed, is_output_used=True)
 
 
 def prefill(lm: VoxLM, state: FrameState, tokens: Tensor, *, is_text_alone: bool = False) -> None:
