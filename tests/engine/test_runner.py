@@ -13,6 +13,7 @@ from sonoro.core.config import EngineConfig
 from sonoro.core.types import SpeechRequest
 from sonoro.engine.decoding import to_pcm16
 from sonoro.engine.runner import Runner
+from sonoro.models.base import PackingModel
 
 __all__ = ["tiny"]
 
@@ -195,7 +196,9 @@ def test_a_live_engine_says_the_same_with_graphs_and_without(dtype: torch.dtype,
         kinds = {
             name: counts["eager" if is_eager else "graph"] for name, counts in engine.runner.graphs.launches.items()
         }
-        assert all(kinds.values()), engine.runner.graphs.launches
+        # Prompts may all run within decode steps.
+        is_packing = isinstance(loaded.model, PackingModel)
+        assert all(count or (is_packing and name == "prefill") for name, count in kinds.items()), kinds
         assert sum(map(sum, (counts.values() for counts in engine.runner.graphs.launches.values()))) == sum(
             kinds.values()
         )
