@@ -276,7 +276,7 @@ class _Simulation:
             self._longest = max(self._longest, engine.scheduler.waiting)
 
     def _hear(self, request: Request, frames: int, now_s: float) -> None:
-        if request.playback.first_audio_at_s is None and self._counts(request.playback.accepted_at_s):
+        if not request.playback.has_begun and self._counts(request.playback.accepted_at_s):
             self._first_ms.append(1000 * (now_s - request.playback.accepted_at_s) + self._times.overhead_ms / 2)
         if self._counts(now_s):
             self._audio_s += frames * self._times.frame_s
