@@ -161,14 +161,14 @@ class GraphSets:
     def _frames_of(self, state: SlotState, steps: CompiledSteps | None) -> GraphSet:
         """The graph set of a decode step on `state`."""
         model, decoding = self._model, self._decoding
-        eager = _frame_by(model, decoding, state, functools.partial(model.frame, state))
+        eager = _frame_by(model, decoding, state, lambda slots: model.frame(state, slots))
         compiled = None if steps is None else Compiled(_frame_by(model, decoding, state, steps.frame), steps.most)
         return self._new_set("frame", eager, self._config.frame_batches, self._state.scratch, compiled)
 
     def _steps_on(self, state: SlotState, frames: GraphSet) -> Steps:
         """The decode steps on `state`: `frames`, and those of the largest batch with prompts in them."""
         model, config, packed = self._model, self._config, {}
-        if isinstance(model, PackingModel) and config.tuning.is_prefill_fused:
+        if isinstance(model, PackingModel) and config.tuning.is_prefill_fused and config.frame_batches:
             for size in [size for size in config.prefill_buckets if size <= _MOST_PACKED][-PACKED_SIZES:]:
                 tokens = torch.full((size,), config.prefill_tokens, device=state.done.device)
                 step = functools.partial(model.prefill_and_frame, state, tokens)
