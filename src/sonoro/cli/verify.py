@@ -1,5 +1,6 @@
 """`sonoro verify`: checks a model on this machine. Imports torch when it runs."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -30,5 +31,8 @@ def verify(
     given = locals()
     from sonoro.profile.verify import Verification, run
 
-    say_on_stderr("each check is reported as it ends; the built-in voice takes 1 to 5 minutes on a CPU, by its cores")
+    if sys.stderr is not None and sys.stderr.isatty():
+        say_on_stderr(
+            "each check is reported as it ends; the built-in voice takes 1 to 5 minutes on a CPU, by its cores"
+        )
     run(Verification(**given))
