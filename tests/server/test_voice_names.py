@@ -55,6 +55,8 @@ def test_the_voices_are_listed_with_what_is_known_of_them() -> None:
     assert described(spec, "nora") == {
         "sex": "female",
         "accent": "American",
+        "locale": "en-US",
+        "loudness_lufs": -23.5,
         "adjectives": spec.voice_descriptions["nora"].adjectives,
     }
     assert described(spec, "unheard") == {}
