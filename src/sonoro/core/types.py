@@ -416,7 +416,7 @@ def check_text(field: str, text: object) -> None:
 
 def is_speakable(text: str) -> bool:
     """Whether `text` holds a letter or a digit."""
-    return any(character.isalnum() for character in text)
+    return any(map(str.isalnum, text))
 
 
 def _everybodys(voices: Collection[str]) -> list[str]:

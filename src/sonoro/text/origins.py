@@ -16,7 +16,7 @@ class Origins:
         self._ends: list[int] = []
         """The characters up to the end of each run."""
         for run in runs:
-            self._extend(*run)
+            self.add_run(*run)
 
     @property
     def runs(self) -> tuple[Run, ...]:
@@ -47,18 +47,32 @@ class Origins:
 
     def add(self, length: int, start: int, end: int | None = None) -> None:
         """Add `length` characters that were written from `start` on, or, up to `end`, all together."""
-        if end is None or end - start == length:
-            self._extend(length, start, 1, 1)
-        else:
-            self._extend(length, start, 0, end - start)
+        step, width = (1, 1) if end is None or end - start == length else (0, end - start)
+        self.add_run(length, start, step, width)
+
+    def add_run(self, length: int, start: int, step: int = 1, width: int = 1) -> None:
+        """Add the characters of a `Run`."""
+        runs, ends = self._runs, self._ends
+        if length and runs:
+            of_last, begin, by, wide = runs[-1]
+            if step == by and width == wide and start == begin + of_last * step:
+                runs[-1] = of_last + length, begin, step, width
+                ends[-1] += length
+            else:
+                runs.append((length, start, step, width))
+                ends.append(ends[-1] + length)
+        elif length:
+            runs.append((length, start, step, width))
+            ends.append(length)
 
     def cut(self, length: int) -> None:
         """Keep the first `length` characters."""
-        while len(self) > length:
-            of_last, *where = self._runs.pop()
-            begin = self._ends.pop() - of_last
-            if begin < length:
-                self._extend(length - begin, *where)
+        while self._ends and self._ends[-1] > length:
+            of_last, start, step, width = self._runs.pop()
+            kept = of_last - (self._ends.pop() - length)
+            if kept > 0:
+                self._runs.append((kept, start, step, width))
+                self._ends.append(length)
 
     def part(self, first: int, last: int) -> list[Run]:
         """The runs of characters `first` to `last`."""
@@ -76,14 +90,14 @@ class Origins:
     def append(self, origins: Origins) -> None:
         """Add the characters of `origins`."""
         for run in origins._runs:
-            self._extend(*run)
+            self.add_run(*run)
 
     def extend(self, origins: Origins, through: Origins) -> None:
         """Add characters of which `origins` tells the places in a text that has the origins `through` itself."""
         for length, start, step, width in origins._runs:
             if step and width:
                 for run in through.part(start, start + length):
-                    self._extend(*run)
+                    self.add_run(*run)
             else:
                 self.add(length, *through.span(start, start + width))
 
@@ -104,20 +118,6 @@ class Origins:
             return len(self)
         length, start, step, _ = self._runs[number]
         return self._ends[number] - length + max(position - start, 0) * step
-
-    def _extend(self, length: int, start: int, step: int, width: int) -> None:
-        if not length:
-            return
-        end = 0
-        if self._runs:
-            of_last, begin, by, wide = self._runs[-1]
-            end = self._ends[-1]
-            if step == by and width == wide and start == begin + of_last * step:
-                self._runs[-1] = of_last + length, begin, step, width
-                self._ends[-1] = end + length
-                return
-        self._runs.append((length, start, step, width))
-        self._ends.append(end + length)
 
 
 def shown(script: Script, source: str) -> str:

@@ -57,16 +57,15 @@ class Elements:
         self.hidden -= 1
 
     def _check(self, name: str, attributes: dict[str, str], at: int) -> None:
-        error = self.marked.error
         self._count += 1
         if self.open and self.open[-1][0] in _TEXT_ONLY:
-            raise error(name, at, f"{self.open[-1][0]} holds text only")
+            raise self.marked.error(name, at, f"{self.open[-1][0]} holds text only")
         if len(self.open) >= MAX_DEPTH:
-            raise error(name, at, f"elements are nested at most {MAX_DEPTH} deep")
+            raise self.marked.error(name, at, f"elements are nested at most {MAX_DEPTH} deep")
         if self._count > MAX_ELEMENTS:
-            raise error(name, at, f"there may be at most {MAX_ELEMENTS} elements")
+            raise self.marked.error(name, at, f"there may be at most {MAX_ELEMENTS} elements")
         if attributes and (len(attributes) > MAX_ATTRIBUTES or max(map(len, attributes.values())) > MAX_ATTRIBUTE):
-            raise error(name, at, f"at most {MAX_ATTRIBUTES} attributes of {MAX_ATTRIBUTE} characters each")
+            raise self.marked.error(name, at, f"at most {MAX_ATTRIBUTES} attributes of {MAX_ATTRIBUTE} characters each")
 
     def needed(self, element: str, attributes: dict[str, str], name: str, at: int) -> str:
         """The attribute `name` of `element`. Raises `InvalidRequest` if it has none."""
@@ -85,13 +84,15 @@ class Elements:
         return self.styled(language=tag) if tag else None
 
     def _sentence(self, attributes: dict[str, str], at: int) -> Undo:
-        self.marked.border(at)
-        end_language = self._language(attributes, at)
+        border = partial(self.marked.border, at)
+        border()
+        end_language = self._language(attributes, at) if attributes else None
+        if end_language is None:
+            return border
 
         def end() -> None:
-            if end_language is not None:
-                end_language()
-            self.marked.border(at)
+            end_language()
+            border()
 
         return end
 

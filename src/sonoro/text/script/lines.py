@@ -81,7 +81,7 @@ class Spoken:
     def add(self, text: str, start: int) -> None:
         """Append `text`, written from `start` on."""
         self.text += text
-        self.origins.add(len(text), start)
+        self.origins.add_run(len(text), start)
 
     def replace(self, words: str, start: int, end: int) -> None:
         """Append `words` for what is written from `start` to `end`."""
@@ -100,17 +100,17 @@ class Spoken:
     def end_line(self) -> None:
         """End the text in a comma, unless there is punctuation: else a model may speak on."""
         if not is_ended(self.text):
-            at = self.origins.end
-            self.replace(",", at, at)
+            self.text += ","
+            self.origins.add_run(1, self.origins.end, 0, 0)
 
     def stripped(self) -> Spoken:
-        """The text without white space at its ends."""
+        """Leave out white space at both ends; returns itself."""
         text = self.text.rstrip()
-        lead = len(text) - len(text.lstrip())
-        if not lead:
-            self.origins.cut(len(text))
-            return Spoken(text, self.origins)
-        return Spoken(text[lead:], Origins(self.origins.part(lead, len(text))))
+        self.origins.cut(len(text))
+        self.text = text.lstrip()
+        if lead := len(text) - len(self.text):
+            self.origins = Origins(self.origins.part(lead, len(text)))
+        return self
 
 
 def is_ended(text: str) -> bool:
@@ -126,19 +126,20 @@ class Composer:
         self._marked, self._delivery, self._spec = marked, delivery, delivery.spec
         self.warnings: list[str] = []
         self._said: list[tuple[int, int, bool, str]] = []
-        """Start and end of what is said in place of what is written, that it is not a border, and the words."""
-        self._seen = 0, 0
+        """Borders, and what is said in place of what is written: start, end, that it is not a border, and the words."""
+        self._seen = 0, 0, 0
         self.update()
         self.update([*self._of_lexicons(lexicons)] if lexicons else ())
 
     def update(self, more: Sequence[Said] = ()) -> None:
         """Take in what `marked` has gained, and `more` that is said, of which it does not know."""
-        ignored, said = self._seen
-        for name, at, unless in self._marked.ignored[ignored:]:
+        marked, (ignored, said, borders) = self._marked, self._seen
+        for name, at, unless in marked.ignored[ignored:]:
             if unless not in honoured(self._spec):
                 self._refuse(name, at)
-        self._said = sorted([*self._said, *self._spoken([*self._marked.said[said:], *more])])
-        self._seen = len(self._marked.ignored), len(self._marked.said)
+        if new := self._spoken([*marked.said[said:], *more]) + [(at, at, False, "") for at in marked.borders[borders:]]:
+            self._said = sorted(self._said + new)
+        self._seen = len(marked.ignored), len(marked.said), len(marked.borders)
 
     @property
     def changes(self) -> bool:
@@ -222,11 +223,9 @@ class Composer:
 
     def spoken(self, start: int, end: int, before: str = "") -> Spoken:
         """What is said for characters `start` to `end`, after `before` in the same line."""
-        spoken, at, borders = Spoken(before=before), start, self._marked.borders
-        said = self._said[bisect_left(self._said, (start,)) : bisect_left(self._said, (end + 1,))]
-        said += [(one, one, False, "") for one in borders[bisect_right(borders, start) : bisect_right(borders, end)]]
-        for first, last, has_words, words in sorted(said):
-            if first < at or last > end:
+        spoken, at, said = Spoken(before=before), start, self._said
+        for first, last, has_words, words in said and said[bisect_left(said, (start,)) : bisect_left(said, (end + 1,))]:
+            if first < at or last > end or (first == start and not has_words):
                 continue
             spoken.add(self._marked.text[at:first], at)
             if has_words:

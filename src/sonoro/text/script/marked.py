@@ -85,14 +85,14 @@ class Marked:
     def border(self, at: int) -> None:
         """End a sentence here, at `at` of the source."""
         self._separate(at)
-        if len(self.text) not in self.borders[-1:]:
+        if not self.borders or self.borders[-1] != len(self.text):
             self.borders.append(len(self.text))
 
     def _separate(self, at: int) -> None:
         """Part the words before from those to come."""
         if self.text and not self.text[-1].isspace():
-            at = max(at, self.origins.end)
-            self.add(" ", at, at)
+            self.text += " "
+            self.origins.add_run(1, max(at, self.origins.end), 0, 0)
 
     def free(self, start: int, end: int) -> list[Span]:
         """The stretches of characters `start` to `end` between the borders of markup, without what it replaces."""

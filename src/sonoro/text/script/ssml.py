@@ -117,21 +117,23 @@ class _Reader:
 
     def _add(self, start: int, end: int) -> None:
         """Add what is written from `start` to `end` as it is, of white space the last character, as a space."""
-        data = self._source[start:end]
-        at = len(data) - len(data.lstrip()) if self._is_spaced else 0
+        marked, data = self._marked, self._source[start:end]
+        if self._is_spaced:
+            data = data.lstrip()
+            start = end - len(data)
         if not ("  " in data or "\n" in data or "\t" in data or "\r" in data) and (
             self._is_ascii or data.isprintable()
         ):
-            self._marked.add(data[at:], start + at)
+            marked.add(data, start)
             return
-        words, origins, begun = [], self._marked.origins, at
-        for found in _SPACES.finditer(data, at):
+        words, origins, at, begun = [], marked.origins, 0, 0
+        for found in _SPACES.finditer(data):
             words.append(data[at : found.start()])
             origins.add(found.start() - begun, start + begun)
             at, begun = found.end(), found.end() - 1
         words.append(data[at:])
         origins.add(len(data) - begun, start + begun)
-        self._marked.text += " ".join(words)
+        marked.text += " ".join(words)
 
     def _turn(self) -> None:
         """Begin or end a CDATA section."""

@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 
 from sonoro.core.script import Said
 
@@ -146,6 +146,16 @@ def parse(source: str, syntax: str) -> Marked | None:
     return tags.marked if tags.count else None
 
 
+@lru_cache
+def _tag(form: str) -> tuple[str, bool, bool, dict[str, str]]:
+    """The name of a tag, whether it ends its element, whether it is all of it, and its attributes."""
+    found = _TAG.fullmatch(form)
+    assert found is not None
+    name = found[2].lower().rpartition(":")[2]
+    attributes = {pair[1].lower(): pair[2] or pair[3] or pair[4] or "" for pair in _PAIR.finditer(found[3])}
+    return name, bool(found[1]), bool(found[4]) or name in _STANDALONE, attributes
+
+
 class Tags:
     """Reads the tags of `syntax` in the source of `marked`, which may grow, into `marked`."""
 
@@ -183,24 +193,21 @@ class Tags:
         self._add(at + 1, at + len(form))
 
     def _element(self, form: str, at: int) -> None:
-        found = _TAG.fullmatch(form)
-        assert found is not None
-        name = found[2].lower().rpartition(":")[2]
+        name, is_end, is_whole, attributes = _tag(form)
         if not knows(name):
             # It holds nothing: in HTML many elements are never closed.
-            if not found[1]:
+            if not is_end:
                 self._marked.ignore(name, at)
             if name in _BLOCKS:
                 self._marked.border(at)
             return
-        if found[1]:
+        if is_end:
             self._close(name)
             return
         if name in ("p", "s"):
             self._close(name)
-        attributes = {pair[1].lower(): pair[2] or pair[3] or pair[4] or "" for pair in _PAIR.finditer(found[3])}
         self._elements.begin(name, attributes, at)
-        if found[4] or name in _STANDALONE:
+        if is_whole:
             self._elements.end()
 
     def _malformed(self, form: str, at: int) -> None:

@@ -1,6 +1,7 @@
 """Values in markup: times, rates, volumes. Each function returns None for what is no such value."""
 
 import re
+from functools import lru_cache
 
 _TIME = re.compile(r"\+?(\d+(?:\.\d*)?|\.\d+)(ms|s)", re.IGNORECASE)
 _PERCENT = re.compile(r"([+-]?)(\d+(?:\.\d*)?|\.\d+)%")
@@ -12,6 +13,7 @@ RATES = {"x-slow": 0.5, "slow": 0.75, "medium": 1.0, "default": 1.0, "fast": 1.2
 VOLUMES = {"silent": 0.0, "x-soft": 0.25, "soft": 0.5, "medium": 1.0, "default": 1.0, "loud": 1.5, "x-loud": 2.0}
 
 
+@lru_cache
 def seconds_of(text: str) -> float | None:
     """A time of CSS, with its unit: 250ms, 1.5s."""
     found = _TIME.fullmatch(text.strip())
