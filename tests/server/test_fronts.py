@@ -10,7 +10,7 @@ import httpx
 import pytest
 from front_servers import BODY, Server, pids, serving
 from processes import GUARD_S
-from servers import SETTINGS
+from servers import SETTINGS, sound
 from sine_engines import alone, nothing_left, run, until
 
 from sonoro.core.types import SpeechRequest
@@ -37,6 +37,36 @@ def test_fronts_share_counts_voices_and_lexicons() -> None:
             for _ in range(6):
                 answer = await server.post(json={**BODY, "lexicons": ["names"], "seed": 1})
                 assert answer.status_code == 200, answer.text
+
+    run(ask())
+
+
+def test_what_is_stored_through_one_front_is_at_once_so_at_all() -> None:
+    """Registered, changed, replaced or deleted: of requests over new connections, which may be any front's."""
+    spoken, lexicons, voices = "/v1/audio/speech", "/v1/audio/lexicons", "/v1/audio/voices"
+
+    async def ask() -> None:
+        async with serving(4, "sine") as server:
+
+            async def sent(**fields: object) -> set[tuple[int, int]]:
+                body = {"input": "SQL", "response_format": "pcm", **fields}
+                answers = [await server.post(spoken, json=body) for _ in range(6)]
+                return {(answer.status_code, len(answer.content) if answer.is_success else 0) for answer in answers}
+
+            for alias in ("sequel", "s q l", "x"):
+                rules = {"name": "names", "rules": {"SQL": alias}}
+                assert (await server.post(lexicons, json=rules)).status_code == 200
+                assert await sent(lexicons=["names"]) == {(200, 160 * len(alias))}
+            assert (await server.delete(f"{lexicons}/names")).status_code == 200
+            assert await sent(lexicons=["names"]) == {(404, 0)}
+            for seconds in (1.0, 2.0):
+                form = {"data": {"name": "anna", "ref_text": "A tone."}, "files": {"audio": ("a.wav", sound(seconds))}}
+                assert (await server.post(voices, **form)).status_code == 201
+                assert await sent(voice="anna") == {(200, 160 * 3)}
+                listed = [(await server.get(voices)).json()["uploaded_voices"] for _ in range(6)]
+                assert [[voice["duration_s"] for voice in found] for found in listed] == [[seconds]] * 6
+                assert (await server.delete(f"{voices}/anna")).status_code == 200
+                assert await sent(voice="anna") == {(404, 0)}
 
     run(ask())
 

@@ -41,6 +41,10 @@ class Server:
         async with httpx.AsyncClient(base_url=self.url, timeout=GUARD_S, trust_env=False) as http:
             return await http.get(path)
 
+    async def delete(self, path: str) -> httpx.Response:
+        async with httpx.AsyncClient(base_url=self.url, timeout=GUARD_S, trust_env=False) as http:
+            return await http.delete(path)
+
     async def is_ready(self) -> bool:
         return (await self.get("/ready")).status_code == 200
 

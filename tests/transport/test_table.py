@@ -1,12 +1,13 @@
 """What several processes count in one table."""
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
 
 from processes import GUARD_S
 
-from sonoro.transport.table import Table
+from sonoro.transport.table import Changes, Table
 
 COLUMNS, ADDED = ["begun", "running", "given"], 20_000
 
@@ -45,3 +46,44 @@ def test_a_front_that_has_ended_leaves_nothing(tmp_path: Path) -> None:
     assert parent.total("running") == 4
     parent.clear(1)
     assert (parent.total("running"), front.get("running")) == (1, 0)
+
+
+def test_each_process_reads_what_others_have_changed_once(tmp_path: Path) -> None:
+    Table.create(COLUMNS, 2, tmp_path)
+    tables = [Table(COLUMNS, 2, number, tmp_path) for number in range(2)]
+    one, other = (Changes(table, "given") for table in tables)
+    read: list[Changes] = []
+
+    async def readers() -> list[Changes]:
+        read.clear()
+        for each in (one, other):
+
+            async def note(each: Changes = each) -> None:
+                read.append(each)
+
+            await each.catch_up(note)
+        return read
+
+    async def change() -> None:
+        assert await readers() == []
+        one.note()
+        assert await readers() == [other]
+        assert await readers() == []
+        for each in (one, other, one):
+            each.note()
+        assert await readers() == [one, other]
+        tables[0].clear(1)
+        assert await readers() == []
+
+    async def change_meanwhile() -> None:
+        one.note()
+        other.note()
+
+        async def note() -> None:
+            one.note()
+
+        await other.catch_up(note)
+        assert await readers() == [one, other]
+
+    asyncio.run(change())
+    asyncio.run(change_meanwhile())

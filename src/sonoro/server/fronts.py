@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from sonoro.core.config import EngineConfig, with_metrics_folder
+from sonoro.core.config import with_metrics_folder
 from sonoro.core.errors import ConfigError, EngineClosed, EngineError
 from sonoro.server.config import ServerConfig
 from sonoro.server.metrics import forget_process
@@ -71,8 +71,7 @@ class Fronts:
         listeners: Sequence[Sequence[socket.socket]],
     ) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="sonoro-fronts-"))
-        self._config, engine = self._on_disk(config, settings.config)
-        self._settings = msgspec.structs.replace(settings, config=engine, has_fronts=True)
+        self._config, self._settings = config, msgspec.structs.replace(settings, has_fronts=True)
         self._devices, self._limits, self._listeners = tuple(devices), limits, listeners
         self._engines = [OwnedEngine(msgspec.structs.replace(self._settings, device=one), limits) for one in devices]
         names = columns(self._config, len(devices))
@@ -121,17 +120,6 @@ class Fronts:
     def end(self) -> None:
         """Let `run` drain and return."""
         self._ended.set()
-
-    def _on_disk(self, config: ServerConfig, engine: EngineConfig) -> tuple[ServerConfig, EngineConfig]:
-        """The configurations, with folders that last as long as the server for what one process keeps in memory."""
-        voices, lexicons = self._folder / "voices", self._folder / "lexicons"
-        if not engine.voices_folder:
-            voices.mkdir()
-            engine = dataclasses.replace(engine, voices_folder=str(voices))
-        if not config.lexicons_folder:
-            lexicons.mkdir()
-            config = dataclasses.replace(config, lexicons_folder=str(lexicons))
-        return config, engine
 
     async def _keep(self, number: int) -> None:
         """Keep front `number` running."""

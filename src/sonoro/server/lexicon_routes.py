@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, JsonValue
 
 from sonoro.server.errors import refusals
@@ -38,8 +38,9 @@ _ONE: Any = {200: {"description": "", "content": {"application/json": {"schema":
 
 def lexicon_routes(service: Service) -> APIRouter:
     """The routes of registered lexicons."""
-    router = APIRouter(prefix="/v1/audio/lexicons", dependencies=service.keys.required)
     store = service.lexicons
+    needed = [*service.keys.required, Depends(store.catch_up)]
+    router = APIRouter(prefix="/v1/audio/lexicons", dependencies=needed)
 
     @router.get("", responses=_REFUSED)
     async def lexicons(request: Request) -> dict[str, Any]:

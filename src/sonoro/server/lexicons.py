@@ -20,6 +20,7 @@ from sonoro.core.errors import ConfigError, EngineError, InvalidRequest
 from sonoro.server.config import ServerConfig
 from sonoro.server.errors import TooManyLexicons, UnknownLexicon
 from sonoro.server.keys import ANONYMOUS, Caller
+from sonoro.server.shared import Shared
 from sonoro.server.voice_files import MAX_VOICE_BYTES, Files, Memory, NotAVoice, open_files
 from sonoro.text.script import Lexicon, Rule, lexicon_of, read_lexicon
 
@@ -85,12 +86,14 @@ class _File(msgspec.Struct, frozen=True):
 class LexiconStore:
     """The lexicons that callers have registered, in the server's `lexicons_folder` or in memory, and files of its
     `reference_folder`. `always` are those of every text. Call `open` first. Other servers may write to the same folder;
-    `refresh` reads their changes."""
+    `refresh` reads their changes, and `catch_up` those of other fronts: call it before a lexicon is looked up."""
 
-    def __init__(self, config: ServerConfig, owners: int) -> None:
+    def __init__(self, config: ServerConfig, owners: int, shared: Shared | None = None) -> None:
+        shared = shared or Shared.of(config, 1)
         self.always = tuple(_of_server(path) for path in config.lexicons)
         self._folder, self._share = config.reference_folder, MAX_RULES // owners
-        self._location, self._files = config.lexicons_folder, cast(Files, Memory())
+        self._location = shared.location("lexicons", config.lexicons_folder)
+        self._files, self._changes = cast(Files, Memory()), shared.changes("lexicons")
         self._thread, self._lock = ThreadPoolExecutor(1, thread_name_prefix="lexicons"), asyncio.Lock()
         self._stored: dict[str, StoredLexicon] = {}
         self._read: dict[tuple[str, int], Lexicon] = {}
@@ -122,10 +125,14 @@ class LexiconStore:
             except OSError as error:
                 logger.warning("event=lexicons_not_read reason=%r", str(error))
 
+    async def catch_up(self) -> None:
+        """Read what other fronts of this server have changed, if they have."""
+        await self._changes.catch_up(self.refresh)
+
     def of(self, caller: Caller) -> list[StoredLexicon]:
-        """The lexicons that `caller` may use."""
+        """The lexicons that `caller` may use, the newest last."""
         seen = [one for one in self._stored.values() if one.owner in ("", caller.owner) or caller.is_admin]
-        return [] if caller is ANONYMOUS else seen
+        return [] if caller is ANONYMOUS else sorted(seen, key=lambda one: one.created_s)
 
     def stored(self, caller: Caller, name: str) -> StoredLexicon:
         """The lexicon with that id or name. Raises `UnknownLexicon`."""
@@ -157,6 +164,7 @@ class LexiconStore:
             self._stored[one.id] = one
             for old in one.add(lexicon, file):
                 await self._remove(old)
+            self._changes.note()
         return one
 
     def own(self, caller: Caller, name: str) -> StoredLexicon:
@@ -174,6 +182,7 @@ class LexiconStore:
                 await self._remove(file)
                 one.drop(version)
             del self._stored[one.id]
+            self._changes.note()
 
     def find(self, caller: Caller, name: str, version: str | None = None) -> Lexicon:
         """The lexicon of that id or name, or the server's own file of that name. Raises `UnknownLexicon`."""
@@ -190,6 +199,7 @@ class LexiconStore:
     async def named(self, caller: Caller, given: Sequence[JsonValue]) -> tuple[Lexicon, ...]:
         """The lexicons of a request, which names or brings `given`: names, objects of `name` and `version`, or rules;
         then those of every text. Raises `InvalidRequest`, and `UnknownLexicon`."""
+        await self.catch_up()
         try:
             return (*self._named(caller, given), *self.always)
         except UnknownLexicon:

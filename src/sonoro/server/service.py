@@ -51,8 +51,8 @@ class Service:
     ) -> None:
         self.shared = shared = shared or Shared.of(config, len(client.replicas))
         self.client, self.config, self.metrics = client, config, Metrics()
-        self.keys, self.voices = Keys(config), VoiceDirectory(client, config)
-        self.lexicons = LexiconStore(config, self.keys.owners)
+        self.keys, self.voices = Keys(config), VoiceDirectory(client, config, shared)
+        self.lexicons = LexiconStore(config, self.keys.owners, shared)
         self.speech = SpeechFactory(client, config, self.metrics, self.voices, self.lexicons, shared=shared)
         self._sessions = Budget(config.max_sessions, "{} sessions are open", count=shared.count("sessions"))
         guests = "{} sessions without a key are open"

@@ -198,6 +198,8 @@ class SpeechFactory:
         # Clients may reuse an id; the engine needs unique ones.
         has_lexicons = body.lexicons or self.lexicons.always
         lexicons = await self.lexicons.named(caller, body.lexicons or ()) if has_lexicons else ()
+        if names_voices := may_name_voices(body):
+            await self._voices.catch_up()
         own_name, is_unchecked = f"{name}.{uuid.uuid4().hex[:8]}", is_live or is_silent
 
         def resolved() -> SpeechRequest:
@@ -208,7 +210,7 @@ class SpeechFactory:
                 self._voices.aliases,
                 references=references,
                 cast=cast,
-                registered=self._voices.by_name(caller) if may_name_voices(body) else {},
+                registered=self._voices.by_name(caller) if names_voices else {},
                 lexicons=lexicons,
                 is_live=is_unchecked,
             )

@@ -1,11 +1,13 @@
 """The uploaded voices of a server by the names that its callers may use. Knows no route."""
 
 import asyncio
+import contextlib
 
 from sonoro.core.types import ModelSpec
 from sonoro.server.config import OPENAI_VOICES, ServerConfig
 from sonoro.server.errors import NotReady
 from sonoro.server.keys import Caller
+from sonoro.server.shared import Shared
 from sonoro.server.voice_store import VoiceStore
 from sonoro.transport.encoded_voice import VoiceFacts
 from sonoro.transport.fleet import Fleet
@@ -17,10 +19,11 @@ SCAN_TIMEOUT_S = 10.0
 class VoiceDirectory:
     """The voices in `store`, and `aliases`, which map further names to the model's voices. Call `open` first."""
 
-    def __init__(self, client: Fleet, config: ServerConfig) -> None:
+    def __init__(self, client: Fleet, config: ServerConfig, shared: Shared) -> None:
         engine = client.settings.config
-        self._client, self._config = client, config
-        self.store = VoiceStore(engine.voices_folder, engine.max_registered_voices)
+        self._client, self._config, self._changes = client, config, shared.changes("voices")
+        location = shared.location("voices", engine.voices_folder)
+        self.store = VoiceStore(location, engine.max_registered_voices, self._changes)
         self.aliases: dict[str, str] = {}
 
     async def open(self) -> None:
@@ -37,6 +40,15 @@ class VoiceDirectory:
         except TimeoutError as error:
             raise NotReady(f"the folder of voices was not read in {SCAN_TIMEOUT_S:g} s; try again later") from error
         return self.store.voices
+
+    async def catch_up(self) -> None:
+        """Scan the storage if another front has changed the voices. What cannot be scanned stays as it is known."""
+
+        async def read() -> None:
+            with contextlib.suppress(NotReady):
+                await self.scan()
+
+        await self._changes.catch_up(read)
 
     def by_name(self, caller: Caller) -> dict[str, VoiceFacts]:
         """The uploaded voices that `caller` may use, by id, and by name if they are the caller's own or everybody's.

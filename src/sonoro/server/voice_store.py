@@ -18,6 +18,7 @@ from sonoro.core.errors import EngineError, InvalidRequest, UnknownVoice, VoiceE
 from sonoro.core.types import Reference
 from sonoro.server.voice_files import Files, Memory, NotAVoice, open_files
 from sonoro.transport.encoded_voice import EncodedVoice, VoiceFacts, read_facts, voice_id, with_facts
+from sonoro.transport.table import Changes
 
 logger = logging.getLogger(__name__)
 
@@ -32,10 +33,10 @@ class StoreUnreachable(EngineError):
 
 class VoiceStore:
     """At most `max_voices` voices in `location`: a folder, the URL of a bucket, or "" for memory. Call `open` first.
-    Other servers may write to the same location; `refresh` reads their changes."""
+    Other servers may write to the same location; `refresh` reads their changes. Its own are noted in `changes`."""
 
-    def __init__(self, location: str, max_voices: int) -> None:
-        self._location, self._max_voices = location, max_voices
+    def __init__(self, location: str, max_voices: int, changes: Changes | None = None) -> None:
+        self._location, self._max_voices, self._changes = location, max_voices, changes or Changes()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="voices")
         self._files: Files = Memory()
         self._fingerprint = ""
@@ -82,6 +83,7 @@ class VoiceStore:
                 encoded = await encode(references)
                 facts = _facts(name, references, consent, encoded.digest)
                 await self._in_thread(self._create, facts, encoded.data)
+                self._changes.note()
                 return facts
             finally:
                 self._adding.discard(name)
@@ -94,7 +96,12 @@ class VoiceStore:
 
     async def delete(self, name: str) -> None:
         """Delete a voice by its id; running requests keep it. Raises `UnknownVoice` or `EngineError`."""
-        await asyncio.shield(self._begin(self._in_thread(self._delete, name)))
+
+        async def work() -> None:
+            await self._in_thread(self._delete, name)
+            self._changes.note()
+
+        await asyncio.shield(self._begin(work()))
 
     async def data(self, digest: str) -> bytes:
         """Read the encoded voice of `digest`. Raises `UnknownVoice` if it was deleted, or `EngineError`."""

@@ -10,7 +10,7 @@ import fcntl
 import mmap
 import os
 import socket
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 _BYTES = 8
@@ -140,3 +140,23 @@ class Count:
     def take(self, count: int, most: int) -> bool:
         """Add `count` unless the sum over all processes would exceed `most`; returns whether it was added."""
         return self._table.take(self._name, count, most)
+
+
+class Changes:
+    """How often something that all processes store was changed, in the server's row of one column, and how many of the
+    changes this process has read. Use it in the event loop alone."""
+
+    def __init__(self, table: Table | None = None, name: str = "") -> None:
+        self._table, self._name, self._read = table or Table([name]), name, 0
+
+    def note(self) -> None:
+        """Note that this process has changed it. Call it before anybody is told of the change."""
+        with self._table.lock():
+            self._read += self._read == self._table.get(self._name, self._table.server)
+            self._table.add(self._name, 1, self._table.server)
+
+    async def catch_up(self, read: Callable[[], Awaitable[object]]) -> None:
+        """Call `read` if another process has changed it since the last call."""
+        if (count := self._table.get(self._name, self._table.server)) != self._read:
+            await read()
+            self._read = count

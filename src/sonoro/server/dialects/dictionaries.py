@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from sonoro.core.errors import InvalidRequest
-from sonoro.server.dialects.shared import Dialect, Message
+from sonoro.server.dialects.shared import Answering, Dialect, Message
 from sonoro.server.lexicons import StoredLexicon, made
 from sonoro.server.schemas import parse
 from sonoro.server.voices import read_form
@@ -48,6 +48,16 @@ class Locator(Message):
 async def _body(dialect: Dialect, request: Request) -> bytes:
     async with dialect.service.speech.bodies.body(request, MAX_BYTES) as payload:
         return bytes(payload)
+
+
+def _add(dialect: Dialect, method: str, path: str, answer: Answering) -> None:
+    """Add a route that knows the dictionaries as all fronts have left them."""
+
+    async def caught_up(request: Request) -> Response:
+        await dialect.service.lexicons.catch_up()
+        return await answer(request)
+
+    dialect.http(method, path, caught_up)
 
 
 def _dictionary(stored: StoredLexicon, *, is_new: bool = False) -> dict[str, Any]:
@@ -125,13 +135,13 @@ def add_elevenlabs_dictionaries(dialect: Dialect) -> None:
     """Add the routes of ElevenLabs' dictionaries."""
     answers = _ElevenLabs(dialect)
     for path, answer in (("/add-from-rules", answers.add), ("/add-from-file", answers.add_file)):
-        dialect.http("POST", _PATH + path, answer)
-    dialect.http("GET", _PATH, answers.listed)
-    dialect.http("GET", _PATH + "/{id}", answers.one)
-    dialect.http("PATCH", _PATH + "/{id}", answers.rename)
+        _add(dialect, "POST", _PATH + path, answer)
+    _add(dialect, "GET", _PATH, answers.listed)
+    _add(dialect, "GET", _PATH + "/{id}", answers.one)
+    _add(dialect, "PATCH", _PATH + "/{id}", answers.rename)
     for how in ("set", "add", "remove"):
-        dialect.http("POST", f"{_PATH}/{{id}}/{how}-rules", answers.change)
-    dialect.http("GET", _PATH + "/{id}/{version}/download", answers.download)
+        _add(dialect, "POST", f"{_PATH}/{{id}}/{how}-rules", answers.change)
+    _add(dialect, "GET", _PATH + "/{id}/{version}/download", answers.download)
 
 
 class _Cartesia:
@@ -192,7 +202,7 @@ def add_cartesia_dictionaries(dialect: Dialect) -> None:
     """Add the routes of Cartesia's dictionaries."""
     answers = _Cartesia(dialect)
     for path in ("/pronunciation-dicts", "/pronunciation-dicts/"):
-        dialect.http("POST", path, answers.add)
-        dialect.http("GET", path, answers.listed)
+        _add(dialect, "POST", path, answers.add)
+        _add(dialect, "GET", path, answers.listed)
     for method, answer in (("GET", answers.one), ("PATCH", answers.change), ("DELETE", answers.delete)):
-        dialect.http(method, "/pronunciation-dicts/{id}", answer)
+        _add(dialect, method, "/pronunciation-dicts/{id}", answer)

@@ -262,6 +262,7 @@ class WyomingSession(LiveSession):
         text = said.data.text or ""
         match said.type:
             case "describe":
+                await self.service.voices.catch_up()
                 await self.send(_event("info", self._info()))
             case "ping":
                 await self.send(_event("pong", {"text": text}))

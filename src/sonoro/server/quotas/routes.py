@@ -34,6 +34,7 @@ def usage_routes(service: Service) -> APIRouter:
     async def usage(request: Request) -> dict[str, Any]:
         """What the key has used today (UTC) and in all, and its limits; an admin key sees those of all keys."""
         caller = request.state.caller
+        await service.voices.catch_up()
         owners = list(quotas.limits) if caller.is_admin else [caller.owner]
         return {"object": "list", "data": [shown(owner) for owner in owners]}
 
