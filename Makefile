@@ -115,7 +115,7 @@ $(FISH_SPEECH): | $(REFERENCE)/.installed
 	@echo "Making .venv with $(PYTHON)"
 	@$(PYTHON) -m venv .venv
 
-.venv/.installed: pyproject.toml constraints.txt $(wildcard hatch_build.py src/sonoro/native/build.py src/sonoro/native/*.[ch]) | .venv/bin/python
+.venv/.installed: pyproject.toml constraints.txt $(wildcard hatch_build.py src/sonoro/native/build.py src/sonoro/native/*.[ch] src/sonoro/models/*/*.c) | .venv/bin/python
 	@echo "Installing sonoro and what it needs into .venv, once; the log is .venv/install.log"
 	@$(PIP) show --quiet torch 2>/dev/null || [ "$$(uname)" != Linux ] || \
 	  echo "PyTorch comes with CUDA, 2.7 GB in all; without an NVIDIA GPU stop here, and let \"make cpu\" fetch .2 GB instead"

@@ -1,4 +1,4 @@
-"""Compile the C code of this folder: `python src/sonoro/native/build.py` leaves a library per instruction set in it.
+"""Compile the C code of all families: `python src/sonoro/native/build.py` leaves a library per instruction set here.
 
 The build of a wheel does so too, and an editable installation for its own processor (`hatch_build.py`). Imports nothing
 of ours, and needs a C compiler. The libraries name the sources that they were compiled from, so that stale ones are
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-_CODE, _HEADERS = ("frame.c", "codec.c", "flow.c", "latents.c"), ("kernels.h", "stack.h", "window.h")
+_HEADERS = ("kernels.h", "stack.h", "window.h")
 _FLAGS = ("-std=gnu11", "-O3", "-fopenmp-simd", "-fno-math-errno", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall")
 _X86: dict[str, Sequence[str]] = {
     "avx512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma"),
@@ -45,9 +45,18 @@ def library(level: str, folder: Path = FOLDER) -> Path:
     return folder / f"sonoro-{level}.so"
 
 
+def _code() -> list[Path]:
+    """What all families share, in this folder, and what each has in its own."""
+    return [FOLDER / "common.c", *sorted(FOLDER.parent.glob("models/*/*.c"))]
+
+
+def _sources() -> list[Path]:
+    return [*_code(), *(FOLDER / name for name in _HEADERS)]
+
+
 def digest() -> str:
     """A hash of the C code and of how it is compiled."""
-    sources = [(FOLDER / name).read_bytes() for name in (*_CODE, *_HEADERS)]
+    sources = [path.read_bytes() for path in _sources()]
     return hashlib.sha256(b"".join([repr((_FLAGS, _X86)).encode(), *sources])).hexdigest()
 
 
@@ -55,7 +64,7 @@ def is_current(level: str, folder: Path = FOLDER) -> bool:
     """Whether the library of `level` in `folder` was compiled from the C code as it is. In a package without C code
     there is nothing that it may differ from."""
     path = library(level, folder)
-    has_code = all((FOLDER / name).is_file() for name in (*_CODE, *_HEADERS))
+    has_code = all(path.is_file() for path in _sources())
     return path.is_file() and (not has_code or digest().encode() in path.read_bytes())
 
 
@@ -78,16 +87,8 @@ def build(folder: Path = FOLDER, wanted: Sequence[str] = ()) -> list[Path]:
     for level in wanted or levels():
         part = library(level, folder).with_suffix(f".{os.getpid()}")
         defined = f'-DSONORO_SOURCES="{digest()}"'
-        called = [
-            *command,
-            *_FLAGS,
-            *levels()[level],
-            defined,
-            *(str(FOLDER / name) for name in _CODE),
-            "-o",
-            str(part),
-            "-lm",
-        ]
+        flags = [*_FLAGS, *levels()[level], f"-I{FOLDER}", defined]
+        called = [*command, *flags, *map(str, _code()), "-o", str(part), "-lm"]
         ran = subprocess.run(called, capture_output=True, text=True, check=False)
         if ran.returncode:
             part.unlink(missing_ok=True)

@@ -1,6 +1,6 @@
 """Loads the compiled decode step for this processor, and mirrors its structures. Knows no model.
 
-The C code of this folder is compiled when the package is built or installed, if there is a compiler. Without it `load`
+The C code of the families is compiled when the package is built or installed, if there is a compiler. Without it `load`
 returns None, and everything runs in torch."""
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Room(Structure):
 
 
 class Frame(Structure):
-    """`Frame` of frame.c."""
+    """`Frame` of a frame.c."""
 
     _fields_ = [
         ("backbone", Stack), ("depth", Stack), ("watch", Watch), ("room", Room),
@@ -84,7 +84,7 @@ class Frame(Structure):
 
 
 class FlowBlock(Structure):
-    """`FlowBlock` of flow.c, as are the structures below."""
+    """`FlowBlock` of a frame.c, as are the structures below."""
 
     _fields_ = [("inner", Product), ("outer", Product), ("norm", c_void_p), ("bias", c_void_p)]
 
@@ -142,7 +142,7 @@ class Windows(Structure):
 
 
 class Snake(Structure):
-    """`Snake` of codec.c, as are the structures below."""
+    """`Snake` of a codec.c, as are the structures below."""
 
     _fields_ = [("rate", c_void_p), ("scale", c_void_p)]
 
@@ -176,7 +176,7 @@ class Codec(Structure):
 
 
 class EluBlock(Structure):
-    """`EluBlock` of latents.c, as is the structure below."""
+    """`EluBlock` of a codec.c, as is the structure below."""
 
     _fields_ = [("up", Conv), ("conv", Conv), ("point", Conv), ("rate", c_int64)]
 

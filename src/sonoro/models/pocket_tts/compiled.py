@@ -1,6 +1,6 @@
 """The decode step as one call of compiled code, for a few slots on a CPU: pointers into language model and state.
 
-`frame.py` is the reference; the C code is in `sonoro.native`."""
+`frame.py` is the reference; its C code is frame.c."""
 
 from __future__ import annotations
 

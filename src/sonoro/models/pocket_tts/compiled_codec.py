@@ -1,6 +1,6 @@
 """The codec's decoder as one call of compiled code, on a CPU: packed weights, and pointers into its history.
 
-`decoder.py` is the reference, and keeps the same left context; the C code is in `sonoro.native`."""
+`decoder.py` is the reference, and keeps the same left context; the C code is codec.c."""
 
 from __future__ import annotations
 

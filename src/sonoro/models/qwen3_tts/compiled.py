@@ -1,6 +1,6 @@
 """The decode step as one call of compiled code, for a few slots on a CPU: pointers into talker and state.
 
-`frame.py` is the reference; the C code is in `sonoro.native`. Weights that a checkpoint stores in 8 bits are read as
+`frame.py` is the reference; its C code is frame.c. Weights that a checkpoint stores in 8 bits are read as
 such: the same numbers, a quarter of the memory traffic."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The codec's decoder as one call of compiled code, on a CPU: packed weights, and pointers into its history.
 
-`decoder.py` is the reference; the C code is in `sonoro.native`. Both keep the same left context, so either may decode
+`decoder.py` is the reference; the C code is codec.c. Both keep the same left context, so either may decode
 the next chunk of a slot."""
 
 from __future__ import annotations

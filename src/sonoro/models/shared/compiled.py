@@ -1,5 +1,5 @@
 """What decode steps in compiled code have in common, on a CPU: packed weights, and pointers into a decoder stack and
-its cache. The C code is in `sonoro.native`. Weights that a checkpoint stores in 8 bits are read as such: the same
+its cache. Their C code is in `sonoro.native`. Weights that a checkpoint stores in 8 bits are read as such: the same
 numbers, a quarter of the memory traffic."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """What codecs in compiled code have in common, on a CPU: convolutions and window layers with packed weights, and
-pointers into the history that the modules keep too, so that either may decode the next chunk. The C code is in
+pointers into the history that the modules keep too, so that either may decode the next chunk. Their C code is in
 `sonoro.native`."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-/* A codec's decoder as one call: frames of codes to samples, as sonoro.models.qwen3_tts.decoder, which is the reference.
+/* A codec's decoder as one call: frames of codes to samples, as decoder.py, which is the reference.
  *
  * It reads and writes the same left context by slot (sonoro.nn.history), so that either may decode the next chunk. Rows are
  * columns of time, [T, C]. A layer with left context writes its input behind the rows that it kept: `joined`. */

@@ -1,4 +1,4 @@
-/* A codec's decoder as one call: latents to samples, by convolutions with ELU. sonoro.models.pocket_tts.decoder is the
+/* A codec's decoder as one call: latents to samples, by convolutions with ELU. decoder.py is the
  * reference.
  *
  * It reads and writes the same left context by slot (sonoro.nn.history), so that either may decode the next chunk. Rows are

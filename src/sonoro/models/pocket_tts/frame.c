@@ -1,5 +1,5 @@
 /* The decode step of a backbone and a flow head as one call, for batches of a few slots on a CPU: each frame is a latent
- * that the head makes of noise, and some frame decides when speech ends. sonoro.models.pocket_tts.frame is the reference;
+ * that the head makes of noise, and some frame decides when speech ends. frame.py is the reference;
  * `tests/native` compares the two.
  *
  * Everything is a pointer into the tensors of the model and of its state by slot. Nothing is allocated, and nothing is kept
