@@ -19,9 +19,12 @@ from tiny_talker import begin_talker, controls, random_prompt, tiny_config, tiny
 from sonoro.core.types import SpeechRequest
 from sonoro.models import registry
 from sonoro.models.base import Capacity
+from sonoro.models.pocket_tts.compiled import Flow
+from sonoro.models.pocket_tts.compiled_codec import LatentCodec
 from sonoro.models.qwen3_tts import compiled as module
 from sonoro.models.qwen3_tts.backbone import Talker
-from sonoro.models.qwen3_tts.compiled import CompiledFrame, CompiledTalker
+from sonoro.models.qwen3_tts.compiled import CompiledFrame, CompiledTalker, Frame
+from sonoro.models.qwen3_tts.compiled_codec import Codec
 from sonoro.models.qwen3_tts.frame import frame
 from sonoro.models.qwen3_tts.model import Qwen3TTS
 from sonoro.models.qwen3_tts.prompt import TalkerPrompt
@@ -29,7 +32,7 @@ from sonoro.models.qwen3_tts.state import FrameState, admit, allocate, stage
 from sonoro.models.shared import compiled as shared
 from sonoro.models.shared.compiled import has_known_layout, linear_layers
 from sonoro.native import build
-from sonoro.native.library import BLOCK, Codec, CompiledCode, Flow, Frame, LatentCodec, load
+from sonoro.native.library import BLOCK, CompiledCode, load
 from sonoro.nn.linear import Linear
 from sonoro.ops.eight_bits import quantize
 from sonoro.words.heads import WordHeads
@@ -186,7 +189,10 @@ def test_a_weight_in_8_bits_is_packed_without_loss_and_no_other(library: Compile
 
 
 def test_structures_are_as_large_as_in_c(library: CompiledCode) -> None:
-    assert library.sizes_bytes == tuple(map(ctypes.sizeof, (Frame, Codec, Flow, LatentCodec)))
+    of_families = {"frame": Frame, "codec": Codec, "flow": Flow, "latent_codec": LatentCodec}
+    assert {name: library.size_bytes(name) for name in of_families} == {
+        name: ctypes.sizeof(structure) for name, structure in of_families.items()
+    }
 
 
 @HAS_COMPILER

@@ -1,4 +1,4 @@
-"""Loads the compiled decode step for this processor, and mirrors its structures. Knows no model.
+"""Loads the compiled code for this processor, and mirrors the structures that families share. Knows no model.
 
 The C code of the families is compiled when the package is built or installed, if there is a compiler. Without it `load`
 returns None, and everything runs in torch."""
@@ -68,50 +68,6 @@ class Room(Structure):
     _fields_ = [*((name, c_void_p) for name in FLOATS), ("slots", c_void_p), ("positions", c_void_p)]
 
 
-class Frame(Structure):
-    """`Frame` of a frame.c."""
-
-    _fields_ = [
-        ("backbone", Stack), ("depth", Stack), ("watch", Watch), ("room", Room),
-        ("head", Product), ("projection", Product), ("depth_heads", POINTER(Product)),
-        *((name, c_void_p) for name in ("depth_inputs", "text_table", "code_table", "code_starts")),
-        *((name, c_int64) for name in ("depth_codes", "books", "codes", "end", "min_frames")),
-        ("suppressed", c_void_p),
-        *((name, c_void_p) for name in ("done", "seen", "length", "position", "frames", "pending")),
-        *((name, c_void_p) for name in ("text_ids", "first_controls", "rest_controls")),
-        ("frames_stride", c_int64), ("text_stride", c_int64),
-    ]  # fmt: skip
-
-
-class FlowBlock(Structure):
-    """`FlowBlock` of a frame.c, as are the structures below."""
-
-    _fields_ = [("inner", Product), ("outer", Product), ("norm", c_void_p), ("bias", c_void_p)]
-
-
-class FlowHead(Structure):
-    KINDS = ("lsd", "pointwise", "drifting")
-    _fields_ = [
-        *((name, Product) for name in ("condition", "noise", "modulations", "output")),
-        ("blocks", POINTER(FlowBlock)), *((name, c_void_p) for name in ("times", "ones", "zeros")),
-        *((name, c_int64) for name in ("depth", "steps", "kind", "width", "latents")), ("eps", c_float),
-    ]  # fmt: skip
-
-
-class FlowRoom(Structure):
-    _fields_ = [(name, c_void_p) for name in ("x", "condition", "modulations", "inner", "outer", "latents")]
-
-
-class Flow(Structure):
-    _fields_ = [
-        ("backbone", Stack), ("watch", Watch), ("room", Room), ("head", FlowHead), ("flow", FlowRoom),
-        *((name, Product) for name in ("projection", "end", "input")),
-        ("std", c_void_p), ("mean", c_void_p), ("earliest_end", c_int64),
-        *((name, c_void_p) for name in ("done", "length", "position", "last")),
-        *((name, c_void_p) for name in ("options", "controls", "pending", "frames")), ("frames_stride", c_int64),
-    ]  # fmt: skip
-
-
 class Conv(Structure):
     """`Conv` of kernels.h."""
 
@@ -141,79 +97,24 @@ class Windows(Structure):
     ]  # fmt: skip
 
 
-class Snake(Structure):
-    """`Snake` of a codec.c, as are the structures below."""
-
-    _fields_ = [("rate", c_void_p), ("scale", c_void_p)]
-
-
-class UpLayer(Structure):
-    _fields_ = [
-        *((name, Conv) for name in ("up", "inner", "outer")),
-        *((name, c_void_p) for name in ("taps", "bias", "norm", "norm_bias", "gamma", "history")),
-        ("rate", c_int64), ("kept", c_int64),
-    ]  # fmt: skip
-
-
-class Unit(Structure):
-    _fields_ = [("first", Snake), ("second", Snake), ("conv", Conv), ("point", Conv)]
-
-
-class Block(Structure):
-    _fields_ = [("snake", Snake), ("up", Conv), ("units", Unit * 3), ("rate", c_int64)]
-
-
-class Codec(Structure):
-    ROOMS = 4
-    _fields_ = [
-        ("tables", c_void_p), ("books", c_int64), ("codes", c_int64),
-        *((name, Conv) for name in ("before", "input", "output", "first", "last")),
-        ("windows", Windows), ("norm", c_void_p),
-        ("ups", POINTER(UpLayer)), ("blocks", POINTER(Block)), ("snake", Snake), ("seen", c_void_p),
-        ("room", c_void_p * ROOMS),
-        ("up_count", c_int64), ("block_count", c_int64), ("norm_eps", c_float),
-    ]  # fmt: skip
-
-
-class EluBlock(Structure):
-    """`EluBlock` of a codec.c, as is the structure below."""
-
-    _fields_ = [("up", Conv), ("conv", Conv), ("point", Conv), ("rate", c_int64)]
-
-
-class LatentCodec(Structure):
-    ROOMS = 4
-    _fields_ = [
-        *((name, Conv) for name in ("input", "first", "last")), ("taps", c_void_p), ("before", c_void_p),
-        ("windows", Windows), ("blocks", POINTER(EluBlock)), ("seen", c_void_p), ("began", c_void_p),
-        ("room", c_void_p * ROOMS), *((name, c_int64) for name in ("rate", "block_count", "fade")),
-    ]  # fmt: skip
-
-
 class CompiledCode:
     """The functions of the library at `path`. `level` is the instruction set that it uses."""
 
     def __init__(self, path: Path, level: str) -> None:
         self.level = level
         self._functions = ctypes.CDLL(str(path))
-        self.step = self._function("sonoro_frame", "ppipp")
-        self.step_flow = self._function("sonoro_flow", "ppip")
-        self.prefill = self._function("sonoro_prefill", "pppppii")
-        self.decode = self._function("sonoro_decode", "pppiiip")
-        self.decode_latents = self._function("sonoro_decode_latents", "pppiiip")
-        self._pack = self._function("sonoro_pack", "piipp", c_bool)
+        self.prefill = self.function("sonoro_prefill", "pppppii")
+        self._pack = self.function("sonoro_pack", "piipp", c_bool)
 
-    def _function(self, name: str, arguments: str, result: Any = None) -> Any:
+    def function(self, name: str, arguments: str, result: Any = None) -> Any:
         """The function `name`, whose `arguments` are pointers (p) and integers (i)."""
         function = getattr(self._functions, name)
         function.argtypes, function.restype = [{"p": c_void_p, "i": c_int64}[kind] for kind in arguments], result
         return function
 
-    @property
-    def sizes_bytes(self) -> tuple[int, ...]:
-        """The sizes of a `Frame`, a `Codec`, a `Flow` and a `LatentCodec` in C."""
-        names = ("frame", "codec", "flow", "latent_codec")
-        return tuple(self._function(f"sonoro_{name}_bytes", "", c_int64)() for name in names)
+    def size_bytes(self, structure: str) -> int:
+        """The size of a family's `structure` in C."""
+        return int(self.function(f"sonoro_{structure}_bytes", "", c_int64)())
 
     @property
     def packs(self) -> bool:

@@ -5,14 +5,16 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from sonoro.models.shared import compiled as shared
-from sonoro.native.library import CompiledCode, Flow, FlowRoom
-from sonoro.nn.flow_head import FlowBlock
+from sonoro.native.library import CompiledCode, Product, Room, Stack, Watch
+from sonoro.nn import flow_head
 
 from .backbone import FlowLM
 from .frame import EARLIEST_END
@@ -20,6 +22,31 @@ from .state import FrameState, prefill
 
 # CPU ms a frame of 1, 4, 8, 16 slots, six layers, one core of an AMD EPYC: 20, 33, 47, 77; in torch 31, 68, 86, 104.
 _MOST_SLOTS, _ROWS = 16, 64
+
+
+class FlowBlock(Structure):
+    """`FlowBlock` of frame.c, as are the structures below."""
+
+    _fields_ = [("inner", Product), ("outer", Product), ("norm", c_void_p), ("bias", c_void_p)]
+
+
+class FlowHead(Structure):
+    KINDS = ("lsd", "pointwise", "drifting")
+    _fields_ = [
+        *((name, Product) for name in ("condition", "noise", "modulations", "output")),
+        ("blocks", POINTER(FlowBlock)), *((name, c_void_p) for name in ("times", "ones", "zeros")),
+        *((name, c_int64) for name in ("depth", "steps", "kind", "width", "latents")), ("eps", c_float),
+    ]  # fmt: skip
+
+
+class Flow(Structure):
+    _fields_ = [
+        ("backbone", Stack), ("watch", Watch), ("room", Room), ("head", FlowHead), ("flow", c_void_p * 6),
+        *((name, Product) for name in ("projection", "end", "input")),
+        ("std", c_void_p), ("mean", c_void_p), ("earliest_end", c_int64),
+        *((name, c_void_p) for name in ("done", "length", "position", "last")),
+        *((name, c_void_p) for name in ("options", "controls", "pending", "frames")), ("frames_stride", c_int64),
+    ]  # fmt: skip
 
 
 class CompiledLM(shared.PackedWeights):
@@ -39,7 +66,7 @@ class CompiledLM(shared.PackedWeights):
 def _roots(lm: FlowLM) -> list[nn.Module]:
     """All that a frame runs, but for what is joined to one product."""
     head = lm.flow_net
-    blocks = [cast(FlowBlock, block).mlp for block in head.res_blocks]
+    blocks = [cast(flow_head.FlowBlock, block).mlp for block in head.res_blocks]
     own = (lm.transformer, lm.z_proj or nn.Identity(), lm.out_eos, lm.input_linear)
     return [*own, head.cond_embed, head.input_proj, head.modulations, head.final_layer["linear"], *blocks]
 
@@ -54,6 +81,7 @@ class CompiledFrame:
         self._kept = addresses = shared.Addresses(compiled)
         lm, at = compiled.lm, addresses.at
         head, config = lm.flow_net, lm.config.backbone
+        self._step = compiled.library.function("sonoro_flow", "ppip")
         self._stepped = torch.zeros(self.most, dtype=torch.int64)
         self._flow = flow = Flow()
         flow.backbone = shared.stack_of(compiled, addresses, lm.transformer, state.cache, state.rotary, state.watch)
@@ -61,8 +89,8 @@ class CompiledFrame:
         flow.room = shared.room_of(addresses, (config,), _ROWS, positions=positions, logits=1, hidden=given)
         width, modulated = head.cond_embed.out_features, head.modulations.out_features
         sizes = (width, width, modulated, width, max(width, head.latents), head.latents)
-        flow.flow = FlowRoom(*(at(torch.zeros(self.most * size)) for size in sizes))
-        flow.head = shared.flow_head_of(compiled, addresses, head)
+        flow.flow = (c_void_p * 6)(*(at(torch.zeros(self.most * size)) for size in sizes))
+        flow.head = _head(compiled, addresses, head)
         if lm.z_proj is not None:
             flow.projection = compiled.product(lm.z_proj)
         flow.end, flow.input = compiled.product(lm.out_eos), compiled.product(lm.input_linear)
@@ -77,8 +105,21 @@ class CompiledFrame:
         """A frame for each of `slots` [B] int64, at most `most`."""
         assert slots.shape[0] <= self.most
         given = slots.data_ptr(), slots.shape[0], self._stepped.data_ptr()
-        self._compiled.library.step_flow(ctypes.byref(self._flow), *given)
+        self._step(ctypes.byref(self._flow), *given)
 
     def prefill(self, tokens: Tensor) -> None:
         """`SpeechModel.prefill`."""
         prefill(self._compiled.lm, self._state, tokens, self._run)
+
+
+def _head(weights: shared.PackedWeights, addresses: shared.Addresses, head: flow_head.FlowHead) -> FlowHead:
+    product, at, width = weights.product, addresses.at, head.cond_embed.out_features
+    blocks = (FlowBlock * len(head.res_blocks))()
+    for to, block in zip(blocks, cast(Sequence[flow_head.FlowBlock], head.res_blocks), strict=True):
+        to.inner, to.outer = product(block.mlp["0"]), product(block.mlp["2"])
+        to.norm, to.bias = map(at, shared.affine(block.in_ln))
+    return FlowHead(
+        product(head.cond_embed), product(head.input_proj), product(head.modulations, head.modulation_bias),
+        product(head.final_layer["linear"]), blocks, at(head.times), at(torch.ones(width)), at(torch.zeros(width)),
+        len(blocks), head.steps, FlowHead.KINDS.index(head.kind), width, head.latents, head.eps,
+    )  # fmt: skip

@@ -4,13 +4,30 @@
 
 from __future__ import annotations
 
+from ctypes import POINTER, Structure, c_int64, c_void_p
+
 from torch import Tensor
 
 from sonoro.models.shared.compiled_codec import PackedConvs, PackedLayers
-from sonoro.native.library import LatentCodec
+from sonoro.native.library import Conv, Windows
 from sonoro.nn.history import History
 
 from .decoder import CodecDecoder
+
+
+class EluBlock(Structure):
+    """`EluBlock` of codec.c, as is the structure below."""
+
+    _fields_ = [("up", Conv), ("conv", Conv), ("point", Conv), ("rate", c_int64)]
+
+
+class LatentCodec(Structure):
+    ROOMS = 4
+    _fields_ = [
+        *((name, Conv) for name in ("input", "first", "last")), ("taps", c_void_p), ("before", c_void_p),
+        ("windows", Windows), ("blocks", POINTER(EluBlock)), ("seen", c_void_p), ("began", c_void_p),
+        ("room", c_void_p * ROOMS), *((name, c_int64) for name in ("rate", "block_count", "fade")),
+    ]  # fmt: skip
 
 
 class CompiledDecoder(PackedLayers):
@@ -18,7 +35,7 @@ class CompiledDecoder(PackedLayers):
 
     def __init__(self, decoder: CodecDecoder, history: History, weights: PackedConvs, most_frames: int) -> None:
         super().__init__(history, weights, most_frames)
-        self._hop = decoder.hop
+        self._hop, self._decode = decoder.hop, self.library.function("sonoro_decode_latents", "pppiiip")
         self._codec = codec = LatentCodec()
         first, last = decoder.model.ends
         codec.input, codec.first = self.conv(decoder.output_proj), self.conv(first)
@@ -27,13 +44,19 @@ class CompiledDecoder(PackedLayers):
         for name, layer in (("before", decoder.upsample), ("began", decoder.fade)):
             setattr(codec, name, self.at(history.columns[layer.key]))
         codec.windows, codec.seen = self.windows(decoder.layers), self.at(history.seen)
-        blocks = self.elu_blocks(decoder.model)
-        codec.blocks, codec.block_count = blocks, len(blocks)
         codec.rate, codec.fade = decoder.columns, decoder.fade.count
         columns = most_frames * decoder.columns
-        floats = max(self.window_floats(decoder.layers, columns), self.elu_floats(decoder.model, columns))
-        codec.room = self.rooms(LatentCodec.ROOMS, floats)
+        blocks, sizes = list[EluBlock](), [self.window_floats(decoder.layers, columns)]
+        kept = max(layer.length for layer in (first, last, *(unit.conv1 for _, unit in decoder.model.blocks)))
+        for up, unit in decoder.model.blocks:
+            (rate,) = up.conv.stride
+            blocks.append(EluBlock(self.conv(up), self.conv(unit.conv1), self.conv(unit.conv2), rate))
+            sizes.append((columns + kept) * max(up.conv.in_channels, first.width))
+            columns *= rate
+            sizes.append((columns + kept) * up.conv.out_channels)
+        codec.blocks, codec.block_count = (EluBlock * len(blocks))(*blocks), len(blocks)
+        codec.room = self.rooms(LatentCodec.ROOMS, max(sizes))
 
     def __call__(self, frames: Tensor, slots: Tensor) -> Tensor:
         """Decode `frames` [B, T, 1, D] of `slots` [B] to [B, T * hop], advancing the history."""
-        return self.run(self.library.decode_latents, self._codec, frames.float(), slots, self._hop)
+        return self.run(self._decode, self._codec, frames.float(), slots, self._hop)

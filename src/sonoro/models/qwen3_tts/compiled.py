@@ -8,13 +8,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+from ctypes import POINTER, Structure, c_int64, c_void_p
 from typing import cast
 
 import torch
 from torch import Tensor
 
 from sonoro.models.shared import compiled as shared
-from sonoro.native.library import PACKING, CompiledCode, Frame, Product, load
+from sonoro.native.library import PACKING, CompiledCode, Product, Room, Stack, Watch, load
 from sonoro.nn.linear import Linear, kept_as_stored, widen_stored
 from sonoro.runtime.threads import is_small
 
@@ -27,6 +28,21 @@ logger = logging.getLogger(__name__)
 MOST_SLOTS = 64
 """Larger batches run in torch. One core of an AMD EPYC, built-in voice, CPU ms a frame of 1, 4, 16, 32 and 64 slots:
 2.4, 6.4, 22.5, 43.3 and 85.4; in torch 42, 58, 94, 112 and 182."""
+
+
+class Frame(Structure):
+    """`Frame` of frame.c."""
+
+    _fields_ = [
+        ("backbone", Stack), ("depth", Stack), ("watch", Watch), ("room", Room),
+        ("head", Product), ("projection", Product), ("depth_heads", POINTER(Product)),
+        *((name, c_void_p) for name in ("depth_inputs", "text_table", "code_table", "code_starts")),
+        *((name, c_int64) for name in ("depth_codes", "books", "codes", "end", "min_frames")),
+        ("suppressed", c_void_p),
+        *((name, c_void_p) for name in ("done", "seen", "length", "position", "frames", "pending")),
+        *((name, c_void_p) for name in ("text_ids", "first_controls", "rest_controls")),
+        ("frames_stride", c_int64), ("text_stride", c_int64),
+    ]  # fmt: skip
 
 
 class CompiledTalker(shared.PackedWeights):
@@ -86,7 +102,8 @@ class CompiledFrame:
     def __init__(self, compiled: CompiledTalker, state: FrameState) -> None:
         talker, self._addresses = compiled.talker, shared.Addresses(compiled)
         self._at = self._addresses.at
-        self._code, self._talker, self._state = compiled.library, talker, state
+        self._talker, self._state = talker, state
+        self._step = compiled.library.function("sonoro_frame", "ppipp")
         books, rows = talker.codebooks, 2 * self.most
         self._codes = torch.zeros(self.most, books, dtype=torch.int64)
         self._stepped = torch.zeros(self.most, dtype=torch.int64)
@@ -107,7 +124,7 @@ class CompiledFrame:
         heads = [compiled.product(cast(Linear, head)) for head in predictor.lm_head]
         frame.depth_heads = (Product * len(heads))(*heads)
         frame.watch = shared.watch_of(self._addresses, state.watch)
-        self._run = shared.prompt_runner(self._code, frame.backbone, frame.room, rows)
+        self._run = shared.prompt_runner(compiled.library, frame.backbone, frame.room, rows)
 
     def frame(self, slots: Tensor) -> None:
         """A frame for each of `slots` [B] int64, at most `MOST_SLOTS`."""
@@ -115,7 +132,7 @@ class CompiledFrame:
         assert slots.dtype == torch.int64
         assert slots.is_contiguous()
         room = self._codes.data_ptr(), self._stepped.data_ptr()
-        self._code.step(ctypes.byref(self._frame), slots.data_ptr(), slots.shape[0], *room)
+        self._step(ctypes.byref(self._frame), slots.data_ptr(), slots.shape[0], *room)
 
     def prefill(self, tokens: Tensor) -> None:
         """`SpeechModel.prefill`."""

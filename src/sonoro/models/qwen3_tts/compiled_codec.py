@@ -5,13 +5,14 @@ the next chunk of a slot."""
 
 from __future__ import annotations
 
+from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from sonoro.models.shared.compiled_codec import PackedConvs, PackedLayers
-from sonoro.native.library import Block, Codec, Snake, Unit, UpLayer
+from sonoro.native.library import Conv, Windows
 from sonoro.nn import vocoder
 from sonoro.nn.causal import CausalConvTranspose1d
 from sonoro.nn.history import History
@@ -19,12 +20,46 @@ from sonoro.nn.history import History
 from .decoder import CodecDecoder
 
 
+class Snake(Structure):
+    """`Snake` of codec.c, as are the structures below."""
+
+    _fields_ = [("rate", c_void_p), ("scale", c_void_p)]
+
+
+class UpLayer(Structure):
+    _fields_ = [
+        *((name, Conv) for name in ("up", "inner", "outer")),
+        *((name, c_void_p) for name in ("taps", "bias", "norm", "norm_bias", "gamma", "history")),
+        ("rate", c_int64), ("kept", c_int64),
+    ]  # fmt: skip
+
+
+class Unit(Structure):
+    _fields_ = [("first", Snake), ("second", Snake), ("conv", Conv), ("point", Conv)]
+
+
+class Block(Structure):
+    _fields_ = [("snake", Snake), ("up", Conv), ("units", Unit * 3), ("rate", c_int64)]
+
+
+class Codec(Structure):
+    ROOMS = 4
+    _fields_ = [
+        ("tables", c_void_p), ("books", c_int64), ("codes", c_int64),
+        *((name, Conv) for name in ("before", "input", "output", "first", "last")),
+        ("windows", Windows), ("norm", c_void_p),
+        ("ups", POINTER(UpLayer)), ("blocks", POINTER(Block)), ("snake", Snake), ("seen", c_void_p),
+        ("room", c_void_p * ROOMS),
+        ("up_count", c_int64), ("block_count", c_int64), ("norm_eps", c_float),
+    ]  # fmt: skip
+
+
 class CompiledDecoder(PackedLayers):
     """`StreamingCodec.decode` with `history`, for at most `most_frames` frames of each slot at once."""
 
     def __init__(self, decoder: CodecDecoder, history: History, weights: PackedConvs, most_frames: int) -> None:
         super().__init__(history, weights, most_frames)
-        self._hop = decoder.hop
+        self._hop, self._decode = decoder.hop, self.library.function("sonoro_decode", "pppiiip")
         folded, transformer, upsample = decoder.quantizer.folded, decoder.pre_transformer, decoder.upsample
         assert folded is not None
         first, *blocks, snake, last = decoder.decoder
@@ -47,7 +82,7 @@ class CompiledDecoder(PackedLayers):
         """Decode `frames` [B, T, K] int64 of `slots` [B] to [B, T * hop], advancing the history."""
         assert frames.shape[2] == self._codec.books
         assert frames.dtype == torch.int64
-        return self.run(self.library.decode, self._codec, frames, slots, self._hop)
+        return self.run(self._decode, self._codec, frames, slots, self._hop)
 
     def _snake(self, part: nn.Module) -> Snake:
         return Snake(*(self.at(values.float()) for values in cast(vocoder.Snake, part).rates))

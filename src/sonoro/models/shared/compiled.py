@@ -12,8 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from sonoro.native.library import CompiledCode, FlowBlock, FlowHead, Layer, Product, Room, Stack, Watch, load
-from sonoro.nn import flow_head
+from sonoro.native.library import CompiledCode, Layer, Product, Room, Stack, Watch, load
 from sonoro.nn.kvcache import PackedTokens, PagedKVCache
 from sonoro.nn.linear import Linear
 from sonoro.nn.transformer import DecoderConfig, DecoderLayer, DecoderStack, Rotary
@@ -136,19 +135,6 @@ def watch_of(addresses: Addresses, watch: HeadWatch | None) -> Watch:
     if watch is None:
         return Watch()
     return Watch(addresses.at(watch.spans), addresses.at(watch.attention), *watch.attention.shape[1:])
-
-
-def flow_head_of(weights: PackedWeights, addresses: Addresses, head: flow_head.FlowHead) -> FlowHead:
-    product, at, width = weights.product, addresses.at, head.cond_embed.out_features
-    blocks = (FlowBlock * len(head.res_blocks))()
-    for to, block in zip(blocks, cast(Sequence[flow_head.FlowBlock], head.res_blocks), strict=True):
-        to.inner, to.outer = product(block.mlp["0"]), product(block.mlp["2"])
-        to.norm, to.bias = map(at, affine(block.in_ln))
-    return FlowHead(
-        product(head.cond_embed), product(head.input_proj), product(head.modulations, head.modulation_bias),
-        product(head.final_layer["linear"]), blocks, at(head.times), at(torch.ones(width)), at(torch.zeros(width)),
-        len(blocks), head.steps, FlowHead.KINDS.index(head.kind), width, head.latents, head.eps,
-    )  # fmt: skip
 
 
 def affine(norm: nn.Module) -> tuple[Tensor, Tensor | None]:

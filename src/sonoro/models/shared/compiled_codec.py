@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from ctypes import Array, Structure
+from ctypes import Structure
 from typing import Any, cast
 
 import torch
@@ -14,9 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sonoro.models.shared.compiled import Addresses, affine
-from sonoro.native.library import BLOCK, CompiledCode, Conv, EluBlock, WindowLayer, Windows
+from sonoro.native.library import BLOCK, CompiledCode, Conv, WindowLayer, Windows
 from sonoro.nn.causal import CausalConv1d, CausalConvTranspose1d, CausalLayer, lay_out
-from sonoro.nn.elu import EluVocoder
 from sonoro.nn.history import History
 from sonoro.nn.linear import Linear
 from sonoro.nn.window import WindowLayer as Layer
@@ -151,27 +150,11 @@ class PackedLayers(Addresses):
             config.window, config.norm_eps,
         )  # fmt: skip
 
-    def elu_blocks(self, vocoder: EluVocoder) -> Array[EluBlock]:
-        made = (
-            EluBlock(self.conv(up), self.conv(unit.conv1), self.conv(unit.conv2), up.conv.stride[0])
-            for up, unit in vocoder.blocks
-        )
-        return (EluBlock * len(vocoder.blocks))(*made)
-
     def window_floats(self, layers: WindowLayers, columns: int) -> int:
         """Numbers of the largest intermediate result of so many columns, with the left context before it."""
         config = layers.config
         wide = (config.heads + 2 * config.kv_heads) * config.head_width
         return (columns + config.window) * max(config.intermediate, wide, config.width)
-
-    def elu_floats(self, vocoder: EluVocoder, columns: int) -> int:
-        """The same of `vocoder`."""
-        kept, sizes = max(layer.length for layer in (*vocoder.ends, *(unit.conv1 for _, unit in vocoder.blocks))), []
-        for up, _ in vocoder.blocks:
-            sizes.append((columns + kept) * max(up.conv.in_channels, vocoder.ends[0].width))
-            columns *= up.conv.stride[0]
-            sizes.append((columns + kept) * up.conv.out_channels)
-        return max(sizes)
 
     def _window(self, layer: Layer) -> WindowLayer:
         attention, feed = layer.self_attn, layer.mlp
