@@ -2,6 +2,7 @@
 
 python benchmarks/plan.py --model qwen3-tts-1.7b-customvoice --gpus 1,8,1000 --rps 160,1280,160000
 python benchmarks/plan.py --model qwen3-tts-1.7b-customvoice --check
+python benchmarks/plan.py --model qwen3-tts-1.7b-customvoice --check --measured gpus-qwen3-tts-1.7b-customvoice.json
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ class PlanBench:
     Times of a GPU come from `frame-<model>.json` and `engine-<model>.json` in `results`, a server's overhead from
     `serve-<model>.json`, if present. Lengths of requests are the lines of the file `lengths`, in seconds, or random in
     `frames`. `checks` takes the loads of `serve-<model>.json` instead of `rps`, to compare with what was measured.
-    Raises `ConfigError` naming the field.
+
+    `measured` is a file in `results` with rows of servers of one and more `gpus`, in sets of equal cards. Ticks then
+    take the times of the closed loops of one GPU of the set `card`, by default the first, and `checks` predicts the
+    other loads of each set. Raises `ConfigError` naming the field.
     """
 
     model: str
@@ -42,6 +46,8 @@ class PlanBench:
     lengths: Path | None = None
     frames: tuple[int, int] = (30, 90)
     checks: bool = False
+    measured: str = ""
+    card: str = ""
     duration_s: float = 20.0
     warm_up_s: float = 3.0
     seed: int = 0
@@ -66,7 +72,9 @@ def run(bench: PlanBench) -> dict[str, Any]:
     """Simulate, print and return the results. Raises `ConfigError` for missing or invalid files."""
     frames, engine = _read(bench, "frame"), _read(bench, "engine")
     server = _read(bench, "serve") if bench.checks or _path(bench, "serve").exists() else None
-    times = Times.of(frames, engine, server)
+    times, sets = Times.of(frames, engine, server), _sets(bench)
+    if sets and not bench.checks:
+        times = _paced(bench, times, sets[bench.card or next(iter(sets))])
     config = EngineConfig(slots=bench.slots or max(times.frame))
     lengths = tuple(range(bench.frames[0], bench.frames[1] + 1))
     if bench.lengths is not None:
@@ -83,11 +91,12 @@ def run(bench: PlanBench) -> dict[str, Any]:
         "of_gpu": frames.get("gpu"),
     }
     report = Report(top, is_gpu=False, settings=settings, commit=bench.commit, out=bench.out)
-    rows = (
-        _checked(bench, times, config, lengths, server or {})
-        if bench.checks
-        else _planned(bench, times, config, lengths)
-    )
+    if not bench.checks:
+        rows = _planned(bench, times, config, lengths)
+    elif sets:
+        rows = _checked_sets(bench, times, config, lengths, sets)
+    else:
+        rows = _checked(bench, times, config, lengths, (server or {})["rows"])
     for row in rows:
         report.add(row)
     return report.finish(f"{bench.model}: simulated, {config.slots} slots each")
@@ -98,24 +107,58 @@ def _planned(bench: PlanBench, times: Times, config: EngineConfig, lengths: Sequ
         for rps in bench.rps:
             load = Load(lengths, rps=rps, duration_s=bench.duration_s, warm_up_s=bench.warm_up_s, seed=bench.seed)
             outcome = simulate(times, config, gpus, load)
-            yield {"gpus": gpus, "rps": rps, **asdict(outcome), "xrt_per_gpu": outcome.xrt / gpus}
+            shown = {name: value for name, value in vars(outcome).items() if name != "first_ms"}
+            yield {"gpus": gpus, "rps": rps, **shown, "xrt_per_gpu": outcome.xrt / gpus}
 
 
 def _checked(
-    bench: PlanBench, times: Times, config: EngineConfig, lengths: Sequence[int], server: Mapping[str, Any]
+    bench: PlanBench, times: Times, config: EngineConfig, lengths: Sequence[int], loads: Sequence[Mapping[str, Any]]
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row for each measured load of the server, with errors in percent of the measurement."""
-    for measured in server["rows"]:
+    """Yield a row for each measured load, with errors in percent of the measurement."""
+    for measured in loads:
         clients, rps = measured.get("concurrency", 0), measured.get("rps", 0.0)
-        duration_s, warm_up_s = measured["duration_s"], bench.warm_up_s
+        duration_s, warm_up_s = measured.get("duration_s", bench.duration_s), bench.warm_up_s
         load = Load(lengths, rps=rps, clients=clients, duration_s=duration_s, warm_up_s=warm_up_s, seed=bench.seed)
-        outcome = simulate(times, config, 1, load)
-        row: dict[str, Any] = {"mode": measured["mode"], "load": clients or rps}
+        outcome = simulate(times, config, measured.get("gpus", 1), load)
+        row: dict[str, Any] = {"mode": "closed" if clients else "open", "load": clients or rps}
         for name in ("ttfp_p50_ms", "ttfp_p95_ms", "xrt"):
-            predicted = getattr(outcome, name)
-            row |= {name: predicted, f"{name}_measured": measured[name]}
-            row[f"{name}_error_pct"] = 100 * (predicted / measured[name] - 1)
+            if name in measured:
+                predicted = getattr(outcome, name)
+                row |= {name: predicted, f"{name}_measured": measured[name]}
+                row[f"{name}_error_pct"] = 100 * (predicted / measured[name] - 1)
         yield row
+
+
+def _checked_sets(
+    bench: PlanBench, times: Times, config: EngineConfig, lengths: Sequence[int], sets: _Sets
+) -> Iterator[dict[str, Any]]:
+    """Yield rows of the loads in `sets` that were not used."""
+    for name, rows in sets.items():
+        loads = [row for row in rows if not _is_used(row)]
+        for load, row in zip(loads, _checked(bench, _paced(bench, times, rows), config, lengths, loads), strict=True):
+            yield {"set": name, "gpus": load["gpus"], **row}
+
+
+def _is_used(row: Mapping[str, Any]) -> bool:
+    """Whether times are taken from a measured row."""
+    return row["gpus"] == 1 and "concurrency" in row
+
+
+def _paced(bench: PlanBench, times: Times, rows: Sequence[Mapping[str, Any]]) -> Times:
+    return times.paced([row for row in rows if _is_used(row)], sum(bench.frames) / 2)
+
+
+_Sets = Mapping[str, Sequence[Mapping[str, Any]]]
+
+
+def _sets(bench: PlanBench) -> _Sets:
+    """The rows of the file `measured`, by set; none without the file. Raises `ConfigError`."""
+    sets: dict[str, list[Mapping[str, Any]]] = {}
+    if bench.measured:
+        for row in _json(bench.results / bench.measured, "measured", "gpus")["rows"]:
+            sets.setdefault(row["set"], []).append(row)
+        ConfigError.unless(not bench.card or bench.card in sets, "card", bench.card, f"sets are {', '.join(sets)}")
+    return sets
 
 
 def _path(bench: PlanBench, kind: str) -> Path:
@@ -123,13 +166,17 @@ def _path(bench: PlanBench, kind: str) -> Path:
 
 
 def _read(bench: PlanBench, kind: str) -> dict[str, Any]:
-    path = _path(bench, kind)
+    return _json(_path(bench, kind), "results", kind)
+
+
+def _json(path: Path, field: str, kind: str) -> dict[str, Any]:
+    """The results of a bench of this `kind`. Raises `ConfigError` of the `field`."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError("results", str(path), f"it must be what `sonoro bench {kind}` wrote ({error})") from error
+        raise ConfigError(field, str(path), f"it must be what `sonoro bench {kind}` wrote ({error})") from error
     if not isinstance(values, dict) or values.get("bench") != kind:
-        raise ConfigError("results", str(path), f"it must be what `sonoro bench {kind}` wrote")
+        raise ConfigError(field, str(path), f"it must be what `sonoro bench {kind}` wrote")
     return values
 
 
@@ -166,6 +213,8 @@ def arguments(argv: Sequence[str] | None = None) -> PlanBench:
     parser.add_argument("--lengths", type=Path, help="file of audio lengths, in seconds, one a line")
     parser.add_argument("--frames", type=span, default=(30, 90), help="without it, frames of a request: 30-90")
     parser.add_argument("--check", dest="checks", action="store_true", help="predict the loads that were measured")
+    parser.add_argument("--measured", default="", help="file in results with rows of servers of one GPU, and of more")
+    parser.add_argument("--card", default="", help="its set of rows to take times from; the first if not given")
     parser.add_argument("--duration", dest="duration_s", type=float, default=20.0, help="seconds of a level that count")
     parser.add_argument("--warm-up", dest="warm_up_s", type=float, default=3.0, help="seconds before them")
     parser.add_argument("--seed", type=int, default=0)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import bisect
 import heapq
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any, Self, cast
@@ -33,6 +34,9 @@ _TICK_WEIGHT = 0.2
 """Weight of the newest tick in the engine's moving average."""
 
 _PROMPT_ROWS = 32
+_ADDED_TICKS = 0.5
+"""How many ticks a simulated request of a closed loop runs beyond one for each of its frames."""
+
 _MOST_SIMULATED = 8
 """Most engines that are simulated; more are assumed to behave like these with their share of the load."""
 
@@ -83,9 +87,30 @@ class Times:
             overhead_ms=alone[1]["ttfp_p50_ms"] - begin_ms,
         )
 
+    def paced(self, rows: Sequence[Mapping[str, Any]], frames: float) -> Times:
+        """The times of a server of one GPU of which `rows` were measured: closed loops of `bench serve`, one of them of
+        a single client, with requests of `frames` frames in the mean.
+
+        A tick takes what makes the simulated throughput of each row the measured one, whatever is in the tick: only
+        the prefill is apart, as before. Raises `ConfigError` without a row of one client.
+        """
+        measured = {row["concurrency"]: row for row in sorted(rows, key=itemgetter("concurrency"))}
+        if 1 not in measured:
+            raise ConfigError("measured", [*measured], "one GPU must have been measured with one client too")
+        ticks = frames + _ADDED_TICKS
+        taken_ms = {clients: 1000 * clients * frames * self.frame_s / row["xrt"] for clients, row in measured.items()}
+        overhead_ms = measured[1]["ttfp_p50_ms"] - self.prefill_ms - taken_ms[1] / ticks
+        frame = {
+            clients: (ms - overhead_ms) / ticks - self.prefill_ms * -math.expm1(-clients / ticks)
+            for clients, ms in taken_ms.items()
+        }
+        return replace(self, frame=frame, codec={}, overhead_ms=overhead_ms)
+
     def tick_s(self, plan: Plan, config: EngineConfig) -> float:
         """Seconds of the device for `plan`; `config` must be resolved."""
         tick_ms = self.prefill_ms if plan.admit else 0.0
+        if not self.codec:
+            return (tick_ms + _between(self.frame, max(1, len(plan.frame)))) / 1000
         if plan.frame:
             tick_ms += self._launch_ms(0, _padded(len(plan.frame), config.frame_batches))
         most = config.codec_batches[-1]
@@ -108,8 +133,8 @@ class Times:
 class Load:
     """An open loop of `rps` Poisson arrivals a second, or a closed loop of `clients`.
 
-    Lasts `duration_s` after `warm_up_s`, which does not count. Lengths are random in `frames`, by `seed`. Raises
-    `ConfigError`.
+    Lasts `duration_s` after `warm_up_s`, which does not count. Lengths are random in `frames`, by `seed`. A request
+    that has waited for a slot for `max_wait_s` is refused. Raises `ConfigError`.
     """
 
     frames: Sequence[int]
@@ -118,6 +143,7 @@ class Load:
     duration_s: float = 20.0
     warm_up_s: float = 3.0
     seed: int = 0
+    max_wait_s: float = math.inf
 
     def __post_init__(self) -> None:
         if (self.rps > 0) == (self.clients > 0):
@@ -128,14 +154,21 @@ class Load:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Results of a simulation: times to first packet, xRT of all GPUs, and the share of slots in use."""
+    """Results of a simulation: times to first packet, all of them in `first_ms`, xRT of all GPUs, the share of slots in
+    use, and how long a request runs. `requests` were served, and `underruns` of them ran dry; others were `refused`.
+    """
 
     requests: int
     ttfp_p50_ms: float
     ttfp_p95_ms: float
+    ttfp_p99_ms: float
     xrt: float
     slots_held: float
     longest_queue: int
+    held_s: float
+    underruns: int
+    refused: int
+    first_ms: tuple[float, ...] = field(repr=False)
 
 
 @dataclass
@@ -160,10 +193,11 @@ class _Engine:
     def has_work(self) -> bool:
         return self.scheduler.has_work or bool(self.launched)
 
-    def add(self, frames: int, at_s: float) -> None:
+    def add(self, frames: int, arrived_s: float, at_s: float) -> None:
+        """Begin a request at `at_s` that arrived, and may have waited, since `arrived_s`."""
         prompt = SimpleNamespace(positions=_PROMPT_ROWS)
         # Half of the overhead is on the way to the engine.
-        sent_s = at_s - self.times.overhead_ms / 2000
+        sent_s = arrived_s - self.times.overhead_ms / 2000
         request = Request(
             cast(Any, _REQUEST),
             [Segment(SpokenText(""), 0, 0)],
@@ -171,6 +205,7 @@ class _Engine:
             Playback(sent_s),
             progress=Progress(cast(Any, prompt), frames),
         )
+        request.playback.reached_at_s["slot"] = at_s
         if not self.has_work:
             self.now_s = max(self.now_s, at_s)
         self.held += 1
@@ -207,7 +242,9 @@ class _Engine:
 def simulate(times: Times, config: EngineConfig, gpus: int, load: Load) -> Outcome:
     """Simulate `load` on `gpus` engines of `config`; each request goes to the least busy engine.
 
-    Raises `ConfigError` for requests that never fit an engine, or if none arrived in the measured time.
+    It is routed as by `Fleet`, whose front processes see the requests of all fronts, once it has passed the gate, which
+    lets in as many as there are slots: the first to come, or, when that one has waited for half of `max_wait_s`, the
+    last. Raises `ConfigError` for requests that never fit an engine, or if none arrived in the measured time.
     """
     if gpus < 1:
         raise ConfigError("gpus", gpus, "it must be at least 1")
@@ -227,31 +264,50 @@ class _Simulation:
         self._engines = [_Engine(times, config, self._hear, self._end) for _ in range(min(gpus, _MOST_SIMULATED))]
         self._lengths = self._draw_lengths()
         self._end_s = load.warm_up_s + load.duration_s
-        self._due = list(self._arrivals())
+        self._due = [(at_s, at_s) for at_s in self._arrivals()]
+        """When a request comes or gets a permit, and when it came."""
         heapq.heapify(self._due)
+        self._permits, self._waiting = config.slots * len(self._engines), deque[float]()
         self._first_ms: list[float] = []
-        self._audio_s, self._held, self._ticks, self._longest = 0.0, 0, 0, 0
+        self._held_s: list[float] = []
+        self._dry: set[Request] = set()
+        self._audio_s, self._held, self._ticks, self._longest, self._refused = 0.0, 0, 0, 0, 0
 
     def run(self) -> Outcome:
         while self._due or any(engine.has_work for engine in self._engines):
             busy = min(
                 (engine for engine in self._engines if engine.has_work), key=lambda engine: engine.now_s, default=None
             )
-            if self._due and (busy is None or self._due[0] <= busy.now_s):
-                at_s = heapq.heappop(self._due)
-                min(self._engines, key=lambda engine: engine.held).add(next(self._lengths), at_s)
+            if self._due and (busy is None or self._due[0][0] <= busy.now_s):
+                self._begin(*heapq.heappop(self._due))
             elif busy is not None:
                 busy.tick()
                 self._note(busy)
-        first_ms = np.array(self._first_ms or [0.0])
+        p50_ms, p95_ms, p99_ms = map(float, np.percentile(self._first_ms or [0.0], (50, 95, 99)))
         return Outcome(
             requests=len(self._first_ms),
-            ttfp_p50_ms=float(np.percentile(first_ms, 50)),
-            ttfp_p95_ms=float(np.percentile(first_ms, 95)),
+            ttfp_p50_ms=p50_ms,
+            ttfp_p95_ms=p95_ms,
+            ttfp_p99_ms=p99_ms,
             xrt=self._audio_s / self._load.duration_s * self._scale,
             slots_held=self._held / max(self._ticks, 1) / self._config.slots,
             longest_queue=self._longest,
+            held_s=float(np.mean(self._held_s or [0.0])),
+            underruns=len(self._dry),
+            refused=self._refused,
+            first_ms=tuple(self._first_ms),
         )
+
+    def _begin(self, at_s: float, arrived_s: float) -> None:
+        """Start a request that has just come, if there is a permit, or that has just got one."""
+        if arrived_s == at_s:
+            if not self._permits:
+                self._waiting.append(at_s)
+                if self._counts(at_s):
+                    self._longest = max(self._longest, len(self._waiting))
+                return
+            self._permits -= 1
+        min(self._engines, key=lambda engine: engine.held).add(next(self._lengths), arrived_s, at_s)
 
     def _draw_lengths(self) -> Iterator[int]:
         draw = random.Random(f"{self._load.seed}/frames")
@@ -273,17 +329,33 @@ class _Simulation:
         if self._counts(engine.now_s):
             self._ticks += 1
             self._held += self._config.slots - engine.scheduler.free_slots
-            self._longest = max(self._longest, engine.scheduler.waiting)
 
     def _hear(self, request: Request, frames: int, now_s: float) -> None:
-        if not request.playback.has_begun and self._counts(request.playback.accepted_at_s):
-            self._first_ms.append(1000 * (now_s - request.playback.accepted_at_s) + self._times.overhead_ms / 2)
+        if self._counts(request.playback.accepted_at_s):
+            if not request.playback.has_begun:
+                self._first_ms.append(1000 * (now_s - request.playback.accepted_at_s) + self._times.overhead_ms / 2)
+            elif request.playback.left_s(now_s) < 0:
+                self._dry.add(request)
         if self._counts(now_s):
             self._audio_s += frames * self._times.frame_s
 
     def _end(self, request: Request, now_s: float) -> None:
+        if self._counts(request.playback.accepted_at_s):
+            self._held_s.append(now_s - request.playback.reached_at_s["slot"])
+        self._pass_permit(now_s)
         if self._load.clients and now_s < self._end_s:
-            heapq.heappush(self._due, now_s + self._times.overhead_ms / 1000)
+            heapq.heappush(self._due, (next_s := now_s + self._times.overhead_ms / 1000, next_s))
+
+    def _pass_permit(self, now_s: float) -> None:
+        """Give the permit of a request that has ended to one that waits."""
+        waiting, longest_s = self._waiting, self._load.max_wait_s
+        while waiting and now_s - waiting[0] > longest_s:
+            self._refused += self._counts(waiting.popleft())
+        if waiting:
+            is_overloaded = now_s - waiting[0] > longest_s / 2
+            heapq.heappush(self._due, (now_s, waiting.pop() if is_overloaded else waiting.popleft()))
+        else:
+            self._permits += 1
 
 
 def _padded(count: int, sizes: Sequence[int]) -> int:

@@ -78,6 +78,59 @@ def test_as_many_times_the_gpus_do_as_many_times_the_load(times: Times) -> None:
         assert more.ttfp_p95_ms <= 1.02 * one.ttfp_p95_ms
 
 
+@pytest.mark.parametrize(
+    "row",
+    [row for row in measured("gpus")["rows"] if row["gpus"] == 2],
+    ids=lambda row: f"{row['set']}, {row.get('rps', '')}{row.get('concurrency', '')}",
+)
+def test_two_gpus_are_forecast_from_one(row: dict[str, Any], times: Times) -> None:
+    """Only the closed loops of one of them were used."""
+    alone = [one for one in measured("gpus")["rows"] if (one["set"], one["gpus"]) == (row["set"], 1)]
+    paced = times.paced([one for one in alone if "concurrency" in one], frames=60)
+    load = Load(FRAMES, rps=row.get("rps", 0.0), clients=row.get("concurrency", 0), duration_s=4, warm_up_s=2)
+    outcome = simulate(paced, EngineConfig(slots=256), 2, load)
+    assert outcome.xrt == pytest.approx(row.get("xrt", outcome.xrt), rel=0.1)
+    if "one front" not in row["set"]:  # whose process was full
+        assert outcome.ttfp_p95_ms == pytest.approx(row["ttfp_p95_ms"], rel=0.1)
+
+
+def test_a_server_of_one_gpu_that_was_measured_is_simulated_as_measured(times: Times, tmp_path: Path) -> None:
+    known = [{"concurrency": 32, "xrt": 350.0}, {"concurrency": 1, "xrt": 27.0, "ttfp_p50_ms": 12.0}]
+    paced = times.paced(known, frames=60)
+    for row in known:
+        outcome = simulate(paced, CONFIG, 1, Load(FRAMES, clients=row["concurrency"], duration_s=6))
+        assert outcome.xrt == pytest.approx(row["xrt"], rel=0.1)
+    assert simulate(paced, CONFIG, 1, Load(FRAMES, clients=1)).ttfp_p50_ms == pytest.approx(12, rel=0.02)
+    rows = [{"set": "a", "gpus": 1, **row} for row in known] + [{"set": "a", "gpus": 2, "rps": 40.0, "ttfp_p95_ms": 99}]
+    rows += [{**row, "set": "b", "xrt": row["xrt"] / 2} for row in rows[:2]]
+    (tmp_path / "rows").write_text(json.dumps({"bench": "gpus", "rows": rows}))
+    bench = {"model": MODEL, "results": RESULTS, "duration_s": 3.0, "measured": str(tmp_path / "rows")}
+    (checked,) = run(PlanBench(**bench, checks=True))["rows"]
+    assert (checked["set"], checked["gpus"], checked["ttfp_p95_ms_measured"]) == ("a", 2, 99)
+    fast, slow = (run(PlanBench(**bench, rps=(20.0,), card=card))["rows"][0] for card in ("", "b"))
+    assert fast["ttfp_p95_ms"] < slow["ttfp_p95_ms"]
+    with pytest.raises(ConfigError, match="one client"):
+        times.paced(known[:1], frames=60)
+
+
+def test_requests_that_would_wait_too_long_are_refused(times: Times) -> None:
+    """Twice what the slots serve: half of it is, and without the limit all of it, later and later."""
+    small, load = EngineConfig(slots=8), {"frames": (10, 20), "rps": 200.0, "duration_s": 6.0}
+    patient = simulate(times, small, 1, Load(**load))
+    bounded = simulate(times, small, 1, Load(**load, max_wait_s=0.5))
+    assert patient.refused == 0 < bounded.refused
+    assert bounded.requests + bounded.refused == patient.requests
+    assert max(bounded.first_ms) < 500 + 100 < patient.ttfp_p50_ms
+    assert bounded.ttfp_p50_ms <= bounded.ttfp_p95_ms <= bounded.ttfp_p99_ms
+
+
+def test_playback_runs_dry_once_ticks_last_longer_than_frames(times: Times) -> None:
+    slow = times.paced([{"concurrency": 1, "xrt": 27.0, "ttfp_p50_ms": 12.0}, {"concurrency": 8, "xrt": 6.0}], 60)
+    load = {"frames": (60,), "duration_s": 30.0}
+    assert simulate(slow, EngineConfig(slots=8), 1, Load(**load, clients=8)).underruns > 0
+    assert simulate(slow, EngineConfig(slots=8), 1, Load(**load, clients=1)).underruns == 0
+
+
 def test_what_does_not_fit_waits(times: Times) -> None:
     small = EngineConfig(slots=8)
     crowded = simulate(times, small, 1, Load(FRAMES, rps=100.0, duration_s=5.0))
@@ -123,6 +176,8 @@ def test_what_cannot_be_planned_is_refused(tmp_path: Path) -> None:
         ({"lengths": tmp_path / "none"}, "seconds of audio"),
         ({"results": tmp_path}, "what `sonoro bench frame` wrote"),
         ({"model": "unheard-of"}, "unheard-of"),
+        ({"measured": "none.json"}, "none.json"),
+        ({"measured": f"gpus-{MODEL}.json", "card": "abacus"}, "card: 'abacus'.*two H100s"),
     ):
         with pytest.raises(ConfigError, match=words):
             run(PlanBench(**{**known, "rps": (1.0,), **changes}))
