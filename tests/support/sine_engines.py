@@ -195,12 +195,22 @@ class Watched:
         return events + drain(self.engine)
 
 
-def frames_alone(model: SpeechModel, one: SpeechRequest) -> dict[tuple[int, int], Tensor]:
-    """What an engine that keeps nothing makes of `one`."""
-    watched = Watched(model, prefix_cache_bytes=0)
-    assert isinstance(end(watched.say(one), one.id), Finished)
-    assert not any(watched.shared)
-    return watched.frames
+def frames_alone(model: SpeechModel, *requests: SpeechRequest) -> dict[tuple[int, int], Tensor]:
+    """What an engine that keeps nothing makes of each of `requests`, by seed and segment."""
+    frames: dict[tuple[int, int], Tensor] = {}
+    for one in requests:
+        watched = Watched(model, prefix_cache_bytes=0)
+        assert isinstance(end(watched.say(one), one.id), Finished)
+        assert not any(watched.shared)
+        assert not frames.keys() & watched.frames.keys()
+        frames |= watched.frames
+    return frames
+
+
+def assert_made(watched: Watched, expected: dict[tuple[int, int], Tensor], tolerance: float = 0.0) -> None:
+    """That `watched` has made what is `expected` for each (seed, segment)."""
+    for key, frames in expected.items():
+        torch.testing.assert_close(watched.frames[key], frames, rtol=0, atol=tolerance)
 
 
 def speak_at_once(

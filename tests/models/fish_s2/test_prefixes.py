@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tiny_fish
 import torch
-from sine_engines import PAGE, Watched, end, frames_alone, speak_at_once
+from sine_engines import PAGE, Watched, assert_made, end, frames_alone, speak_at_once
 
 from sonoro.core.types import Reference, SpeechRequest
 from sonoro.models.base import SpeechModel
@@ -62,8 +62,9 @@ def test_a_voices_second_request_runs_only_its_own_rows(folder: Path, device: st
     first, second, other = request(1, "Hello you."), request(2, "And something else."), request(3, "Hi.", voice=1)
     for one in (first, second, other):
         watched.say(one)
-        [(key, expected)] = frames_alone(model, one).items()
-        assert torch.equal(watched.frames[key], expected)
+    expected = frames_alone(model, first, second, other)
+    assert len(expected) == 3
+    assert_made(watched, expected)
     whole, own, third = watched.rows
     # All of a system message of some 780 rows but its last page; of another voice the words that both begin with.
     assert [len(pages) for pages in watched.shared] == [0, SHARED, 2]
@@ -85,9 +86,7 @@ def test_a_voice_is_shared_by_name_by_content_and_while_it_is_spoken_with(model:
     assert watched.engine.scheduler.free_slots == 2
     watched.say(named)
     assert watched.engine.prefixes.tokens_cached == SHARED * PAGE
-    for one in (first, request(2, "Like this.")):
-        for key, expected in frames_alone(model, one).items():
-            assert torch.equal(watched.frames[key], expected)
+    assert_made(watched, frames_alone(model, first, request(2, "Like this.")))
 
 
 def test_earlier_turns_are_run_once(tmp_path: Path) -> None:
@@ -98,8 +97,7 @@ def test_earlier_turns_are_run_once(tmp_path: Path) -> None:
     assert end(events, "1").reason == "stop"
     expected = frames_alone(model, one)
     assert watched.frames.keys() == expected.keys()
-    for key, codes in expected.items():
-        assert torch.equal(watched.frames[key], codes)
+    assert_made(watched, expected)
     lengths = [len(shared) for shared in watched.shared]
     assert len(lengths) == 4
     assert lengths[0] == 0
@@ -114,7 +112,7 @@ def test_several_voices_at_once_say_what_each_says_alone(model: SpeechModel) -> 
     draw = random.Random(1)
     words = ["Hello you.", "And this is a longer one, which it is.", "Hm."]
     requests = [request(number, draw.choice(words), voice=draw.choice([0, 0, 1, 2, 3])) for number in range(16)]
-    expected = dict(item for one in requests for item in frames_alone(model, one).items())
+    expected = frames_alone(model, *requests)
     padded = {"prefill_buckets": (64, 1024), "frame_batches": (1, 2, 4), "codec_batches": (1, 4)}
     for pages, kept, changes in ((110, 1000, {}), (300, 60, padded)):
         page_bytes = PAGE * model.position_bytes

@@ -7,8 +7,7 @@ import pytest
 import tiny_pocket
 import torch
 from parity import rounding_by_shape
-from sine_engines import PAGE, Watched, frames_alone, speak_at_once
-from torch import Tensor
+from sine_engines import PAGE, Watched, assert_made, frames_alone, speak_at_once
 
 from sonoro.core.types import Reference, SpeechRequest
 from sonoro.models.base import SpeechModel
@@ -30,10 +29,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> SpeechModel:
     return FAMILY.from_folder(folder, "tiny", torch.device("cpu"), torch.float64).model
 
 
-def assert_alike(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE)
-
-
 def request(name: int, text: str, voice: str = "jean", **fields: object) -> SpeechRequest:
     given = {"id": str(name), "text": text, "voice": voice, "seed": name, "max_frames": 12, "ignore_eos": True}
     return SpeechRequest(**given | fields)
@@ -47,13 +42,11 @@ def test_a_voice_takes_no_tokens_and_its_second_request_shares_its_pages(model: 
         request(4, "Hello you.", "marius"),
         request(5, "Hello you.", "marius"),
     ]
-    expected = [frames_alone(model, one) for one in requests]
-    watched = Watched(model)
-    for one, frames in zip(requests, expected, strict=True):
+    expected, watched = frames_alone(model, *requests), Watched(model)
+    for one in requests:
         watched.say(one)
-        [(key, made)] = frames.items()
-        assert len(made) == 12
-        assert_alike(watched.frames[key], made)
+    assert [len(made) for made in expected.values()] == [12] * 5
+    assert_made(watched, expected, TOLERANCE)
     assert [len(pages) for pages in watched.shared] == [0, PAGES["jean"], 0, 0, PAGES["marius"]]
     stored = [70, 70, 19, 87, 87]
     assert watched.rows == [whole - known for whole, known in zip(watched.positions, stored, strict=True)]
@@ -72,8 +65,7 @@ def test_each_chunk_is_spoken_from_the_voice_alone(model: SpeechModel) -> None:
     expected = frames_alone(model, one)
     assert len(expected) >= 3
     assert [len(pages) for pages in watched.shared] == [0, *[PAGES["jean"]] * (len(expected) - 1)]
-    for key, made in expected.items():
-        assert_alike(watched.frames[key], made)
+    assert_made(watched, expected, TOLERANCE)
 
 
 def test_a_registered_voice_shares_with_its_recording(model: SpeechModel) -> None:
@@ -93,7 +85,7 @@ def test_several_voices_at_once_say_what_each_says_alone(model: SpeechModel) -> 
     pages are short."""
     draw, texts = random.Random(1), ["Hello you.", "This is a longer one, which it is."]
     requests = [request(number, draw.choice(texts), draw.choice(VOICES)) for number in range(16)]
-    expected = dict(item for one in requests for item in frames_alone(model, one).items())
+    expected = frames_alone(model, *requests)
     padded = {"prefill_buckets": (64, 512), "frame_batches": (1, 2, 4), "codec_batches": (1, 4)}
     watched = Watched(model, slots=4, max_positions=160, pages=10, **padded)
     speak_at_once(watched, requests, expected, draw, TOLERANCE)

@@ -12,7 +12,7 @@ import pytest
 import tiny_vox
 import torch
 from parity import rounding_by_shape
-from sine_engines import PAGE, Watched, frames_alone, speak_at_once
+from sine_engines import PAGE, Watched, assert_made, frames_alone, speak_at_once
 from torch import Tensor
 
 from sonoro.core.types import Reference, SpeechRequest
@@ -37,10 +37,6 @@ def model_in(folder: Path, **trained: str) -> SpeechModel:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> SpeechModel:
     return model_in(tmp_path_factory.mktemp("checkpoint") / "tiny-vox")
-
-
-def assert_alike(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE)
 
 
 def recording(number: int, **fields: object) -> Reference:
@@ -72,14 +68,13 @@ def test_a_voices_second_request_runs_only_its_own_rows(model: SpeechModel, monk
         request(4, "Both of them.", goes_on=True),
         request(5, "Hello you.", like=1),
     ]
-    expected = [frames_alone(model, one) for one in requests]
+    expected = frames_alone(model, *requests)
     monkeypatch.setattr(VoxLM, "embed", counted)
     watched = Watched(model)
-    for one, frames in zip(requests, expected, strict=True):
+    for one in requests:
         watched.say(one)
-        [(key, made)] = frames.items()
-        assert len(made) == 12
-        assert_alike(watched.frames[key], made)
+    assert [len(made) for made in expected.values()] == [12] * 5
+    assert_made(watched, expected, TOLERANCE)
     assert [len(pages) for pages in watched.shared] == [0, SHARED, SHARED, SHARED, 0]
     # Nothing is made of what is there, neither by the local encoder nor by a language model.
     assert encoded == watched.rows
@@ -109,8 +104,7 @@ def test_each_segment_shares_what_the_first_one_sounded_like(tmp_path: Path) -> 
     assert [len(pages) for pages in watched.shared] == [0, *[SHARED] * (len(expected) - 1)]
     assert watched.frames.keys() == expected.keys() == {(1, index) for index in range(len(expected))}
     assert len(expected) >= 2
-    for key, made in expected.items():
-        assert_alike(watched.frames[key], made)
+    assert_made(watched, expected, TOLERANCE)
 
 
 @pytest.mark.usefixtures("rounding_by_shape")
@@ -121,8 +115,7 @@ def test_a_registered_voice_shares_with_its_recording(model: SpeechModel) -> Non
     named = request(2, "Like this.", references=(), voice="me", voice_digest=me.digest)
     watched.say(named)
     assert [len(pages) for pages in watched.shared] == [0, SHARED]
-    [(key, made)] = frames_alone(model, request(2, "Like this.")).items()
-    assert_alike(watched.frames[key], made)
+    assert_made(watched, frames_alone(model, request(2, "Like this.")), TOLERANCE)
 
 
 def test_several_voices_at_once_say_what_each_says_alone(model: SpeechModel) -> None:
@@ -133,7 +126,7 @@ def test_several_voices_at_once_say_what_each_says_alone(model: SpeechModel) -> 
         request(number, draw.choice(texts), like=draw.choice(likes), goes_on=draw.random() < 0.3)
         for number in range(16)
     ]
-    expected = dict(item for one in requests for item in frames_alone(model, one).items())
+    expected = frames_alone(model, *requests)
     padded = {"prefill_buckets": (64, 512), "frame_batches": (1, 2, 4), "codec_batches": (1, 4)}
     watched = Watched(model, slots=4, max_positions=512, pages=24, **padded)
     speak_at_once(watched, requests, expected, draw, TOLERANCE)
