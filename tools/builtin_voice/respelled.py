@@ -9,7 +9,6 @@ pocketsphinx chooses it.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import random
 from collections import Counter, defaultdict
@@ -18,11 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pocketsphinx
-import torch
 
-from builtin_voice.heteronyms import Case, Chooser, spoken
+from builtin_voice.heteronyms import Case, Chooser, spoken, write_report
 from sonoro import TTS
-from sonoro.bench.machine import commit_of_checkout, processor
 
 SENTENCE = "Please say {} again."
 MEASURED = 200
@@ -133,23 +130,13 @@ def main() -> None:
         result[way] = f"{of_way[True]} of {of_way.total()}"
     print(json.dumps(result))
     if options.out:
-        facts = {
-            "bench": "respelled",
-            "model": "builtin",
-            "arm": "eager",
-            "cpu": processor(),
-            "torch": torch.__version__,
-            "dtype": "float32",
-            "commit": commit_of_checkout(),
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-            "settings": {
-                "sentence": SENTENCE,
-                "chooser": "pocketsphinx 5.0.4",
-                "voice": options.voice,
-                "words": options.words,
-            },
+        settings = {
+            "sentence": SENTENCE,
+            "chooser": "pocketsphinx 5.0.4",
+            "voice": options.voice,
+            "words": options.words,
         }
-        options.out.write_text(json.dumps(facts | result | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
+        write_report(options.out, "respelled", settings, {**result, "rows": rows})
 
 
 if __name__ == "__main__":
