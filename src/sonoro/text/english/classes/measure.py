@@ -46,7 +46,6 @@ _OF_TIME = re.compile(
     r" (?:plan|contract|warranty|term|period|loan|mortgage|delay|drive|walk|ride|break|run|wait|fixed)\b"
 )
 _OF_SPORT = re.compile(r" (?:dash|sprint|relay|race|hurdles|freestyle|backstroke|breaststroke|butterfly|swim)\b")
-_OFPOWERS = {"²": "square", "2": "square", "³": "cubic", "3": "cubic"}
 _SHORT_WORDS = listed("in a at as am pm do me us to or by no it is be we he bar mil mo ha pt cal sec")
 
 

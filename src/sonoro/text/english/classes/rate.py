@@ -21,7 +21,6 @@ _BARE = re.compile(
 )
 _BY = re.compile(r"[x×](?=\s\d)")
 _AFTER_LENGTH = re.compile(r"\d\s?(?:mm|cm|m|km|in|ft|yd)\.?\s$")
-_RATE = re.compile(r"(?i)\b(?:rates?|yields?|spreads?|hikes?|cuts?|fed|bonds?|points?)\b[^.;]*$|\bby $")
 _RATE = re.compile(r"(?P<things>[a-z]{2,12})(?P<per>/)(?P<under>s|sec|min|h|hr|day|week|month|year)(?!\w)")
 _JOINED = re.compile(r"[\w/]$")
 _IN_NUMBER = re.compile(r"[\d$£€#]$|\d[.,]$")
