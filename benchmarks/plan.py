@@ -3,6 +3,7 @@
 python benchmarks/plan.py --model qwen3-tts-1.7b-customvoice --gpus 1,8,1000 --rps 160,1280,160000
 python benchmarks/plan.py --model qwen3-tts-1.7b-customvoice --check
 python benchmarks/plan.py --model qwen3-tts-1.7b-customvoice --check --measured gpus-qwen3-tts-1.7b-customvoice.json
+python benchmarks/plan.py --model qwen3-tts-1.7b-customvoice --peak-rps 5000 --target-ms 100
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from fleet_day import Day, fewest_hosts, levels_of, rates_by_hour, rates_of, rows_of, walk
 from simulation import Load, Times, simulate
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError
@@ -35,7 +37,10 @@ class PlanBench:
 
     `measured` is a file in `results` with rows of servers of one and more `gpus`, in sets of equal cards. Ticks then
     take the times of the closed loops of one GPU of the set `card`, by default the first, and `checks` predicts the
-    other loads of each set. Raises `ConfigError` naming the field.
+    other loads of each set.
+
+    `day` asks for a fleet over 24 hours in place of `rps`; requests then wait for `max_wait_s` at most. Raises
+    `ConfigError` naming the field.
     """
 
     model: str
@@ -48,6 +53,8 @@ class PlanBench:
     checks: bool = False
     measured: str = ""
     card: str = ""
+    day: Day | None = None
+    max_wait_s: float = 5.0
     duration_s: float = 20.0
     warm_up_s: float = 3.0
     seed: int = 0
@@ -55,15 +62,15 @@ class PlanBench:
     commit: str | None = None
 
     def __post_init__(self) -> None:
-        if bool(self.rps) == self.checks:
-            raise ConfigError("rps", self.rps, "give rates to plan for, or check, and not both")
+        if bool(self.rps) + self.checks + (self.day is not None) != 1:
+            raise ConfigError("rps", self.rps, "give rates to plan for, or check, or a day, and only one of them")
         if self.rps and not all(0 < rate < math.inf for rate in self.rps):
             raise ConfigError("rps", self.rps, "each must be above 0")
         if min(self.gpus, default=0) < 1:
             raise ConfigError("gpus", self.gpus, "each must be at least 1")
         if not 1 <= self.frames[0] <= self.frames[1]:
             raise ConfigError("frames", self.frames, "they must ascend, from 1")
-        for name in ("duration_s", "warm_up_s"):
+        for name in ("duration_s", "warm_up_s", "max_wait_s"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(name, getattr(self, name), "it must be above 0")
 
@@ -91,7 +98,9 @@ def run(bench: PlanBench) -> dict[str, Any]:
         "of_gpu": frames.get("gpu"),
     }
     report = Report(top, is_gpu=False, settings=settings, commit=bench.commit, out=bench.out)
-    if not bench.checks:
+    if bench.day is not None:
+        rows = _of_a_day(bench, times, config, lengths, report.top)
+    elif not bench.checks:
         rows = _planned(bench, times, config, lengths)
     elif sets:
         rows = _checked_sets(bench, times, config, lengths, sets)
@@ -109,6 +118,21 @@ def _planned(bench: PlanBench, times: Times, config: EngineConfig, lengths: Sequ
             outcome = simulate(times, config, gpus, load)
             shown = {name: value for name, value in vars(outcome).items() if name != "first_ms"}
             yield {"gpus": gpus, "rps": rps, **shown, "xrt_per_gpu": outcome.xrt / gpus}
+
+
+def _of_a_day(
+    bench: PlanBench, times: Times, config: EngineConfig, lengths: Sequence[int], top: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """Yield a row for each hour; note in `top` what is needed, and what it costs."""
+    assert bench.day is not None
+    load = Load(lengths, clients=1, seed=bench.seed, max_wait_s=bench.max_wait_s)
+    levels = levels_of(times, config, bench.day.gpus_per_host, load)
+    needed = fewest_hosts(bench.day, levels, bench.seed)
+    # One more, so that one may be down.
+    hosts = bench.day.hosts or needed + 1
+    hours = walk(bench.day, levels, hosts, bench.seed)
+    top |= {"hosts_needed": needed, "hosts": hosts, "gpu_hours_fixed": sum(hour.paid for hour in hours)}
+    yield from rows_of("fixed", hours)
 
 
 def _checked(
@@ -215,12 +239,28 @@ def arguments(argv: Sequence[str] | None = None) -> PlanBench:
     parser.add_argument("--check", dest="checks", action="store_true", help="predict the loads that were measured")
     parser.add_argument("--measured", default="", help="file in results with rows of servers of one GPU, and of more")
     parser.add_argument("--card", default="", help="its set of rows to take times from; the first if not given")
+    day = parser.add_argument_group("a fleet over a day")
+    day.add_argument(
+        "--peak-rps", type=float, help="requests a second at 16:00, a fifth of it at 4:00, a cosine between"
+    )
+    day.add_argument("--day", type=Path, help="or a file of requests a second over 24 hours, one number a line")
+    day.add_argument(
+        "--max-wait", dest="max_wait_s", type=float, default=5.0, help="seconds, then a request is refused"
+    )
+    for entry in fields(Day)[1:]:
+        kind = type(entry.default)
+        day.add_argument(f"--{entry.name.replace('_', '-')}", type=kind, default=entry.default, help=f"{entry.default}")
     parser.add_argument("--duration", dest="duration_s", type=float, default=20.0, help="seconds of a level that count")
     parser.add_argument("--warm-up", dest="warm_up_s", type=float, default=3.0, help="seconds before them")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="write the results here too")
     parser.add_argument("--commit", help="what is run, where there is no checkout to ask")
-    return PlanBench(**vars(parser.parse_args(argv)))
+    given = vars(parser.parse_args(argv))
+    of_day = {entry.name: given.pop(entry.name) for entry in fields(Day)[1:]}
+    peak_rps, path = given.pop("peak_rps"), given.pop("day")
+    if path is not None or peak_rps is not None:
+        given["day"] = Day(rates_of(path) if path is not None else rates_by_hour(peak_rps), **of_day)
+    return PlanBench(**given)
 
 
 if __name__ == "__main__":
