@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import random
+from collections import Counter
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,6 +16,7 @@ from sonoro.server.errors import NotReady, TooManyRequests
 from sonoro.server.gate import Gate
 from sonoro.server.metrics import Metrics
 from sonoro.server.stream import Observation, Speech, encoded_audio
+from sonoro.server.turns import LEAST_CHARACTERS
 from sonoro.transport.fleet import Fleet
 
 __all__ = ["nothing_left"]
@@ -194,19 +196,91 @@ def test_no_place_is_lost_when_those_who_wait_leave_at_any_moment() -> None:
         run(crowd(seed))
 
 
-def test_a_full_gate_is_shared_by_weight() -> None:
-    served = {"one": 0, "three": 0}
+@pytest.mark.parametrize("weights", [(1, 3), (1, 1, 1), (1, 2, 5), (1, 1, 1, 1, 10)])
+@pytest.mark.parametrize("permits", [1, 2, 3, 8])
+def test_a_full_gate_is_shared_by_weight(permits: int, weights: tuple[int, ...]) -> None:
+    """However few permits there are, by the characters of what is asked for."""
 
-    async def ask(gate: Gate, owner: str) -> None:
-        while sum(served.values()) < 2000:
+    async def share(lengths: tuple[int, int]) -> None:
+        owners = {f"key {number}": float(weight) for number, weight in enumerate(weights)}
+        gate, left, entered = Gate(permits, max_waiting=1000, wait_s=60, weights=owners), iter(range(2000)), list[str]()
+
+        async def ask(owner: str, length: int) -> None:
+            for _ in left:
+                async with gate.acquire(owner, length):
+                    entered.append(owner)
+                    await asyncio.sleep(0)
+
+        sizes = {owner: lengths[number % 2] for number, owner in enumerate(owners)}
+        await asyncio.gather(*(ask(owner, size) for owner, size in sizes.items() for _ in range(20)))
+        assert (gate.running, gate.waiting) == (0, 0)
+        # The first did not wait for their turn, and at the end not all ask.
+        served = Counter(entered[100:1800])
+        got = [served[owner] * max(size, LEAST_CHARACTERS) / owners[owner] for owner, size in sizes.items()]
+        assert 0.9 * max(got) < min(got), served
+
+    for lengths in ((10, 90), (100, 1000), (2000, 200)):
+        run(share(lengths))
+
+
+async def order_of(gate: Gate, *asked: str) -> list[str]:
+    """The order in which requests enter of which the owners have `asked`, in turn, while none could run."""
+    entered: list[str] = []
+
+    async def enter(owner: str) -> None:
+        async with gate.acquire(owner):
+            entered.append(owner)
+            await asyncio.sleep(0)
+
+    async with gate.acquire(asked[0]):
+        waiting = [asyncio.create_task(enter(owner)) for owner in asked]
+        await settle()
+    await asyncio.gather(*waiting)
+    return entered
+
+
+def test_who_asks_again_has_neither_saved_turns_nor_lost_them() -> None:
+    async def queue() -> None:
+        gate = Gate(1, max_waiting=1000, wait_s=60, weights={"a": 1.0, "b": 1.0, "c": 2.0})
+        assert await order_of(gate, *"a" * 50) == ["a"] * 50
+        assert sorted((await order_of(gate, *"aaaabbbb"))[:4]) == [*"aabb"]
+        assert sorted((await order_of(gate, *"bbbbbbbbcccccccc"))[:6]) == [*"bbcccc"]
+
+    run(queue())
+
+
+def test_a_light_key_is_served_however_many_ask_of_a_heavy_one() -> None:
+    async def queue() -> None:
+        for permits in (1, 2):
+            gate = Gate(permits, max_waiting=1000, wait_s=60, weights={"heavy": 99.0, "light": 1.0})
+            entered = "".join(owner[0] for owner in await order_of(gate, *["heavy"] * 400, *["light"] * 3))
+            # Of 100 turns it has one, and the first of all, as it has had none.
+            assert [len(heavy) <= 100 for heavy in entered.split("l")[:3]] == [True] * 3
+
+    run(queue())
+
+
+def test_under_a_lasting_overload_each_key_has_its_share_and_its_newest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def queue() -> None:
+        gate, entered, late_s = Gate(1, max_waiting=99, wait_s=60, weights={"a": 1.0, "b": 1.0}), list[str](), 0.0
+        loop = asyncio.get_running_loop()
+        clock = loop.time
+        monkeypatch.setattr(loop, "time", lambda: clock() + late_s)
+
+        async def enter(owner: str, number: int) -> None:
             async with gate.acquire(owner):
-                served[owner] += 1
+                entered.append(f"{owner}{number}")
                 await asyncio.sleep(0)
 
-    async def share() -> None:
-        gate = Gate(8, max_waiting=1000, wait_s=60, weights={"one": 1.0, "three": 3.0})
-        await asyncio.gather(*(ask(gate, owner) for owner in served for _ in range(40)))
-        assert (gate.running, gate.waiting) == (0, 0)
+        waiting = []
+        async with gate.acquire("a"):
+            for number in range(4):
+                waiting += [asyncio.create_task(enter(owner, number)) for owner in "aaab"]
+                await settle()
+                late_s += 12
+        await asyncio.gather(*waiting)
+        assert {"".join(sorted(entered[at][0] + entered[at + 1][0])) for at in range(0, 8, 2)} == {"ab"}
+        assert [one for one in entered if one[0] == "b"] == ["b3", "b2", "b1", "b0"]
+        assert [one for one in entered if one[0] == "a"] == [f"a{number}" for number in (3, 2, 1, 0) for _ in range(3)]
 
-    run(share())
-    assert 0.9 < served["three"] / (3 * served["one"]) < 1.1
+    run(queue())

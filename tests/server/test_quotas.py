@@ -19,6 +19,7 @@ from sonoro.core.errors import ConfigError, EngineCrashed
 from sonoro.server.config import ServerConfig
 from sonoro.server.errors import TooManyRequests
 from sonoro.server.gate import Gate
+from sonoro.server.keys import ANONYMOUS
 from sonoro.server.quotas.counts import OverQuota, Quotas, Used, usage_columns
 from sonoro.server.quotas.limits import key_name, owner_of
 from sonoro.server.shared import Shared, columns
@@ -187,27 +188,31 @@ def gates_of(config: ServerConfig, folder: Path, fronts: int) -> Iterator[list[G
             one.table.close()
 
 
-def test_a_full_server_of_several_fronts_is_shared_by_weight(tmp_path: Path) -> None:
-    served = {ONE: 0, THREE: 0}
+@pytest.mark.parametrize("permits", [1, 2, 3, 8])
+def test_a_full_server_of_several_fronts_is_shared_by_weight(permits: int, tmp_path: Path) -> None:
+    """All callers without a key together as one key."""
+    shares, entered = {ONE: 1, THREE: 3, ANONYMOUS.owner: 1}, list[str]()
 
     async def ask(gate: Gate, owner: str) -> None:
-        while sum(served.values()) < 2000:
+        while len(entered) < 2000:
             async with gate.acquire(owner, 10):
-                served[owner] += 1
+                entered.append(owner)
                 await asyncio.sleep(0)
 
     async def share() -> None:
-        config = dataclasses.replace(config_of(three={"weight": 3}), max_concurrency=8)
+        config = dataclasses.replace(config_of(three={"weight": 3}), max_concurrency=permits)
         with gates_of(config, tmp_path, 3) as gates:
-            await asyncio.gather(*(ask(gate, owner) for owner in served for gate in gates for _ in range(14)))
+            await asyncio.gather(*(ask(gate, owner) for owner in shares for gate in gates for _ in range(14)))
             assert {(gate.running, gate.waiting) for gate in gates} == {(0, 0)}
+            served = {owner: entered.count(owner) for owner in shares}
             for gate in gates:
                 assert gate._quotas is not None
                 assert {owner: gate._quotas.used(owner, "requests").total for owner in served} == served
                 assert gate._quotas.used(ONE, "characters").total == 10 * served[ONE]
 
     run(share())
-    assert 0.9 < served[THREE] / (3 * served[ONE]) < 1.1
+    got = [entered[:2000].count(owner) / weight for owner, weight in shares.items()]
+    assert 0.9 * max(got) < min(got), got
 
 
 @pytest.mark.parametrize("crowd", [(11, 5), (4, 20, 8)])

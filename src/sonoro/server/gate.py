@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import cast
@@ -13,6 +13,7 @@ from typing import cast
 from sonoro.core.errors import SonoroError
 from sonoro.server.errors import NotReady, TooManyRequests
 from sonoro.server.quotas.counts import Quotas
+from sonoro.server.turns import Turns, turn_columns
 from sonoro.transport.client import RequestStream
 from sonoro.transport.table import Count, Table
 
@@ -20,9 +21,6 @@ NO_ENGINE = "the engine process ended or hangs, and another does not run yet"
 
 MAX_UNREAD_BYTES = 256 * 2**20
 """Bound of a gate's `unread_bytes`."""
-
-TURN = 2**20
-"""What a front has of a round: a permit that it gets uses this, divided by how many wait there."""
 
 IDLE_PERMIT_S = 2.0
 """How long a request may hold a permit while it waits for its client's text."""
@@ -111,10 +109,9 @@ class Gate:
     """Admits at most `max_concurrency` requests at once; at most `max_waiting` others wait, each for `wait_s` at most.
 
     `share` returns the fraction of `max_concurrency` that can run now: below 1 while one of several engines is down, 0
-    without any; running requests are not affected. While requests of several `owners` wait, each owner gets a part of
-    the permits in proportion to its weight. Waiters of one owner are admitted FIFO until the oldest has waited for half
-    of `wait_s`, then LIFO: under overload some requests are then served soon, where FIFO would serve each just before
-    its timeout.
+    without any; running requests are not affected. Owners that wait have `Turns` by their `weights`. Waiters of one
+    owner are admitted FIFO until the oldest has waited for half of `wait_s`, then LIFO: under overload some requests
+    are then served soon, where FIFO would serve each just before its timeout.
 
     The counts are in a `table`: over all front processes of a server they hold as in one. A front that releases a
     permit gives it to whoever is next, in whichever front, and wakes that front.
@@ -135,8 +132,8 @@ class Gate:
     ) -> None:
         self._quotas = quotas
         self._max_concurrency, self._max_waiting, self._wait_s = max_concurrency, max_waiting, wait_s
-        self._share, self._weights = share, weights
-        self._table = table or Table(gate_columns(weights))
+        self._share, self._table = share, table or Table(gate_columns([*weights]))
+        self._turns = Turns(self._table, weights)
         self._waiting: dict[str, deque[_Waiter]] = {owner: deque() for owner in weights}
         self.unread_bytes = Count(self._table, "unread_bytes")
         """Unread audio of finished requests whose permits were released."""
@@ -214,8 +211,7 @@ class Gate:
                 return
             waiter = _Waiter(loop.create_future(), loop.time(), owner)
             self._waiting[owner].append(waiter)
-            for column in ("waiting", f"waiting-{owner}"):
-                table.add(column, 1)
+            self._turns.wait(owner, characters)
         try:
             async with asyncio.timeout(self._wait_s):
                 await waiter.permit
@@ -238,8 +234,7 @@ class Gate:
         mine.remove(waiter)
         with table.lock():
             if table.get(f"waiting-{owner}") > 0:
-                for column in ("waiting", f"waiting-{owner}"):
-                    table.add(column, -1)
+                self._turns.leave(owner, table.front)
                 return
             table.add(f"given-{owner}", -1)
             for column in ("running", f"running-{owner}"):
@@ -285,28 +280,13 @@ class Gate:
         table, awake = self._table, set[int]()
         room = self._room if table.total("waiting") else 0
         while room > 0 and table.total("waiting") > 0:
-            wanting = [owner for owner in self._weights if table.total(f"waiting-{owner}") > 0]
-            owner = min(wanting, key=lambda one: (table.total(f"running-{one}") + 1) / self._weights[one])
-            front = self._next_front(owner)
-            for column in ("waiting", f"waiting-{owner}"):
-                table.add(column, -1, front)
+            owner, front = self._turns.take()
             for column in ("running", f"running-{owner}", f"given-{owner}"):
                 table.add(column, 1, front)
             awake.add(front)
             room -= 1
         for front in awake - {table.front}:
             table.wake(front)
-
-    def _next_front(self, owner: str) -> int:
-        """The front whose turn it is of those where requests of `owner` wait, in proportion to how many do (start-time
-        fair queueing). By the most alone, one front could always be next, as its clients ask again."""
-        table, turn = self._table, f"turn-{owner}"
-        waiting = {front: count for front in range(table.fronts) if (count := table.get(f"waiting-{owner}", front)) > 0}
-        front = min(waiting, key=lambda one: table.get(turn, one))
-        now = max(table.get(turn, table.server), table.get(turn, front))
-        table.set(turn, now, table.server)
-        table.set(turn, now + TURN // waiting[front], front)
-        return front
 
     def _admit(self, owner: str) -> None:
         """Give a permit of `owner` to one who waits here."""
@@ -322,7 +302,7 @@ class Gate:
         chosen.permit.set_result(None)
 
 
-def gate_columns(owners: Iterable[str]) -> list[str]:
+def gate_columns(owners: Sequence[str]) -> list[str]:
     """The columns of a gate in a table."""
-    by_owner = [f"{name}-{owner}" for name in ("waiting", "running", "given", "turn") for owner in owners]
-    return ["waiting", "running", "unread_bytes", *by_owner]
+    by_owner = [f"{name}-{owner}" for name in ("running", "given") for owner in owners]
+    return ["running", "unread_bytes", *by_owner, *turn_columns(owners)]
