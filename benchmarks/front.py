@@ -59,13 +59,9 @@ def arguments() -> argparse.Namespace:
 def serve(options: argparse.Namespace) -> None:
     """Be `sonoro serve` over paced engines."""
     import paced_engine  # noqa: PLC0415
-    from sonoro.cli.main import main as sonoro  # noqa: PLC0415
 
-    paced_engine.use()
-    devices = ",".join(["cpu"] * options.engines)
-    command = ["serve", "--port", "0", "--devices", devices, "--slots", str(options.slots)]
-    command += ["--front-processes", str(options.fronts)] if options.fronts > 1 else []
-    sonoro([*command, "--max-queue-wait-ms", "20000"])
+    fronts = ["--front-processes", str(options.fronts)] if options.fronts > 1 else []
+    paced_engine.serve(options.engines, options.slots, *fronts, "--max-queue-wait-ms", "20000")
 
 
 @dataclass(frozen=True)
@@ -94,11 +90,12 @@ class Tree:
 
 
 @contextlib.contextmanager
-def server(options: argparse.Namespace) -> Iterator[tuple[Tree, str]]:
-    """A server in processes of its own: these, and its address."""
-    own = ["--engines", str(options.engines), "--fronts", str(options.fronts), "--slots", str(options.slots)]
-    environment = {**os.environ, "SONORO_LOG_LEVEL": os.environ.get("SONORO_LOG_LEVEL", "WARNING")}
-    command = [sys.executable, __file__, "serve", *own]
+def server(script: str, **options: object) -> Iterator[tuple[Tree, str]]:
+    """What `script serve` is with `options`, in processes of its own: these, and its address. It is drained at the
+    end."""
+    own = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    environment = {**os.environ, "SONORO_LOG_LEVEL": os.environ.get("SONORO_LOG_LEVEL", "ERROR")}
+    command = [sys.executable, script, "serve", *own]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:
             assert process.stdout is not None
@@ -234,7 +231,7 @@ def main() -> None:
     if options.what == "serve":
         serve(options)
         return
-    with server(options) as (tree, url):
+    with server(__file__, engines=options.engines, fronts=options.fronts, slots=options.slots) as (tree, url):
         rows = asyncio.run(costs(options, tree, url)) if options.what == "cost" else loads(options, tree, url)
     settings = {name: value for name, value in vars(options).items() if name not in ("out", "commit")}
     facts = {"commit": options.commit or commit_of_checkout(), "cpu": processor(), "cores": os.cpu_count()}

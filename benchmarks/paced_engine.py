@@ -177,6 +177,14 @@ def use() -> None:
     launch._CODE = f"import sys; sys.path[:0] = [{folder!r}]; import paced_engine; paced_engine.main()"
 
 
+def serve(engines: int, slots: int, *options: str) -> None:
+    """Be `sonoro serve` with `options` over so many of these engines."""
+    from sonoro.cli.main import main as sonoro  # noqa: PLC0415
+
+    use()
+    sonoro(["serve", "--port", "0", "--devices", ",".join(["cpu"] * engines), "--slots", str(slots), *options])
+
+
 def main() -> None:
     endpoint, _, started_s, settings = sys.argv[1:]
     wanted = msgspec.json.decode(settings, type=messages.WorkerSettings)

@@ -20,8 +20,6 @@ import re
 import resource
 import signal
 import sqlite3
-import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
@@ -31,7 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from front import Tree, is_ready
+from front import Tree, is_ready, server
 from sonoro.bench.machine import commit_of_checkout, processor
 from sonoro.server.quotas.limits import key_name
 
@@ -59,35 +57,12 @@ def arguments() -> argparse.Namespace:
 def serve(options: argparse.Namespace) -> None:
     """Be `sonoro serve` over paced engines."""
     import paced_engine  # noqa: PLC0415
-    from sonoro.cli.main import main as sonoro  # noqa: PLC0415
 
-    paced_engine.use()
-    command = ["serve", "--port", "0", "--devices", ",".join(["cpu"] * options.engines), "--slots", "256"]
-    command += ["--front-processes", str(options.fronts), "--max-concurrency", str(options.at_once)]
-    command += ["--usage-file", options.usage_file, "--admin-key", ADMIN, "--max-queue-wait-ms", "60000"]
+    flags = ["--front-processes", str(options.fronts), "--max-concurrency", str(options.at_once)]
+    flags += ["--usage-file", options.usage_file, "--admin-key", ADMIN, "--max-queue-wait-ms", "60000"]
     for key, weight in WEIGHTS.items():
-        command += ["--api-key", key, "--quota", f"{key}=weight:{weight}"]
-    sonoro(command)
-
-
-@contextlib.contextmanager
-def server(options: argparse.Namespace, file: Path) -> Iterator[tuple[int, str]]:
-    """A server in processes of its own: the first of them, and its address. It is drained at the end."""
-    counts = {"fronts": options.fronts, "engines": options.engines, "at-once": options.at_once, "usage-file": file}
-    own = [part for name, value in counts.items() for part in (f"--{name}", str(value))]
-    environment = {**os.environ, "SONORO_LOG_LEVEL": os.environ.get("SONORO_LOG_LEVEL", "ERROR")}
-    command = [sys.executable, __file__, "serve", *own]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        try:
-            assert process.stdout is not None
-            found = re.search(r"http://\S+", process.stdout.readline())
-            assert found, "the server has ended"
-            while not is_ready(found[0]):
-                assert process.poll() is None, "the server has ended"
-                time.sleep(0.1)
-            yield process.pid, found[0]
-        finally:
-            process.terminate()
+        flags += ["--api-key", key, "--quota", f"{key}=weight:{weight}"]
+    paced_engine.serve(options.engines, 256, *flags)
 
 
 @dataclass
@@ -165,34 +140,35 @@ def in_file(file: Path) -> dict[str, tuple[int, int]]:
     return {names[name]: (requests, characters) for name, requests, characters in rows if name in names}
 
 
-def fronts(root: int) -> list[int]:
+def fronts(tree: Tree) -> list[int]:
     """The front processes of the server."""
-    processes = Tree(root)._below(root)
+    processes = tree._below(tree.root)
     return [one for one in processes if b"sonoro.server.front" in Path(f"/proc/{one}/cmdline").read_bytes()]
 
 
-def kill_one(root: int, count: int) -> None:
+def kill_one(tree: Tree, count: int) -> None:
     """Kill a front, and wait for the one in its place."""
-    os.kill(killed := fronts(root)[0], signal.SIGKILL)
-    while len(found := fronts(root)) < count or killed in found:
+    os.kill(killed := fronts(tree)[0], signal.SIGKILL)
+    while len(found := fronts(tree)) < count or killed in found:
         time.sleep(0.1)
 
 
 async def start(options: argparse.Namespace, number: int, file: Path, heard: Heard) -> dict[str, Any]:
     """One start of the server, its share of the requests, and what was counted."""
     own, before_s = Heard(), time.perf_counter()
-    with server(options, file) as (root, url):
+    counts = {"fronts": options.fronts, "engines": options.engines, "at_once": options.at_once}
+    with server(__file__, **counts, usage_file=file) as (tree, url):
         ratio, count = await share(url, options, own), options.requests // options.starts
         loading = asyncio.create_task(load(url, options, iter(range(options.shared, count)), 1, own))
         if number == options.starts - 1:
             while sum(own.whole.values()) < count // 2:
                 await asyncio.sleep(0.05)
-            await asyncio.to_thread(kill_one, root, options.fronts)
+            await asyncio.to_thread(kill_one, tree, options.fronts)
         await loading
         heard.whole += own.whole
         heard.broken += own.broken
         found = [counted(url)]
-        kill_one(root, options.fronts)
+        kill_one(tree, options.fronts)
         while not is_ready(url):
             time.sleep(0.1)
         found.append(counted(url))

@@ -1,7 +1,9 @@
 """A dialogue of four voices, the model's own and uploaded ones, is the same by each way in."""
 
 import base64
+import contextlib
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,9 @@ def recorded(text: str | None = None, seconds: float = 1.0) -> dict[str, str | N
     return {"audio": recording(seconds), "text": text}
 
 
+INPUTS = [{"voice": voice, "text": text} for voice, text in LINES]
+
+
 async def upload(server: Server, name: str, text: str) -> None:
     fields = {"name": name, "ref_text": text} | ({} if text else {"x_vector_only_mode": "true"})
     files = {"audio": (f"{name}.wav", sound(), "audio/wav")}
@@ -35,13 +40,18 @@ async def speech(server: Server, **fields: Any) -> bytes:
     return sent.content
 
 
+@contextlib.asynccontextmanager
+async def spoken() -> AsyncIterator[tuple[Server, bytes]]:
+    """A server that has the uploaded voices, and the dialogue as it speaks it."""
+    async with serving() as server:
+        await upload(server, "anna", "A tone.")
+        await upload(server, "bert", "")
+        yield server, await speech(server, inputs=INPUTS)
+
+
 def test_forty_lines_are_the_same_by_each_way_in() -> None:
     async def ask() -> None:
-        async with serving() as server:
-            await upload(server, "anna", "A tone.")
-            await upload(server, "bert", "")
-            inputs = [{"voice": voice, "text": text} for voice, text in LINES]
-            whole = await speech(server, inputs=inputs)
+        async with spoken() as (server, whole):
             letters = sum(len(text) for _, text in LINES)
             assert abs(len(whole) / 2 - 80 * letters - 39 * 2400) <= 40 * 3
             tags = "[pause:300ms]".join(f"[voice:{voice}]{text}" for voice, text in LINES)
@@ -53,7 +63,7 @@ def test_forty_lines_are_the_same_by_each_way_in() -> None:
                 url = f"/v1/text-to-dialogue{path}?output_format=pcm_8000"
                 sent = await server.http.post(url, json={"inputs": turns, "model_id": "eleven_v3"})
                 assert sent.content == whole
-            beside = await speech(server, inputs=inputs, parallel=3)
+            beside = await speech(server, inputs=INPUTS, parallel=3)
             assert len(beside) == len(whole)
 
     run(ask())
@@ -78,11 +88,7 @@ def test_an_uploaded_voice_speaks_its_line_as_it_speaks_alone() -> None:
 
 def test_recordings_in_the_body_speak_as_uploaded_voices_do() -> None:
     async def ask() -> None:
-        async with serving() as server:
-            await upload(server, "anna", "A tone.")
-            await upload(server, "bert", "")
-            inputs = [{"voice": voice, "text": text} for voice, text in LINES]
-            whole = await speech(server, inputs=inputs)
+        async with spoken() as (server, whole):
             voices: dict[str, Any] = {"Ann": recorded("A tone."), "Bob": recorded(), "CAROL": "low", "Eve": "anna"}
             cast = {"low": "carol", "anna": "ANN", "bert": "bob", "high": "high"}
             inputs = [{"voice": cast[voice], "text": text} for voice, text in LINES]
