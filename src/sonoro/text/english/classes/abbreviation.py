@@ -41,7 +41,7 @@ _DOTTED = pairs(
     "Oct = October | Nov = November | Dec = December | Mon = Monday | Tue = Tuesday | Tues = Tuesday | "
     "Wed = Wednesday | Thu = Thursday | Thurs = Thursday | Fri = Friday | cf = compare | viz = namely | ibid = ibid | "
     "Ave = Avenue | Blvd = Boulevard | Rd = Road | Ln = Lane | Hwy = Highway | Pkwy = Parkway | Sq = Square | "
-    "Expy = Expressway"
+    "Expy = Expressway | acct = account"
 )
 _DOTTED |= {word.capitalize(): said.capitalize() for word, said in _DOTTED.items() if word.islower()}
 """Expanded if a dot follows, which ends a sentence only before a usual first word."""
@@ -65,6 +65,7 @@ _WORDS = pairs(
     "8K = eight K | and/or = and or | he/she = he or she | him/her = him or her | his/her = his or her | "
     "she/he = she or he | s/he = she or he | mins = minutes | secs = seconds | hrs = hours | yrs = years | "
     "WWI = World War One | WWII = World War Two | WW1 = World War One | WW2 = World War Two | A-Z = ay to Z | "
+    "S/N = serial number | P/N = part number | y/y = year on year | q/q = quarter on quarter | "
     "mmHg = millimeters of mercury | wks = weeks | NE = northeast | NW = northwest | SE = southeast | SW = southwest"
 )
 _WORD = re.compile(
@@ -73,6 +74,11 @@ _WORD = re.compile(
 _TITLE = re.compile(rf"(?P<word>{'|'.join(_TITLES)})(?P<dot>\.?)(?=\s(?:[A-Z]|& |and [A-Z]))")
 _TITLE_ALONE = re.compile(r"(?P<word>Mr|Mrs|Ms|Dr|Prof|MR|MRS|DR)\.")
 _FLOOR = re.compile(r"(?P<word>[Ff]l|c)\.(?!\w)")
+_LABEL_NUMBER = re.compile(r"(?P<word>[Nn]o)\.(?!\s?\d)")
+_LABELLED = re.compile(
+    r"(?i)\b(?:account|acct\.?|batch|case|flight|invoice|item|licen[cs]e|lot|model|order|part|phone|policy|ref\.?|"
+    r"reference|registration|serial|ticket|tracking) $"
+)
 _NTH = re.compile(r"\d(?:st|nd|rd|th) $")
 _FEATURING = re.compile(r"(?P<word>ft|feat)\.(?=\s[A-Z])")
 _NAMED = re.compile(r"(?:^|[A-Za-z\"')(]\s?)$")
@@ -110,6 +116,8 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     if (found := _FLOOR.match(text, at)) and _NTH.search(before(text, at)):
         said = "century" if found["word"] == "c" else "Floor"
         yield _said(found, found["word"], said, "." * ends_sentence(text, found.end()))
+    if (found := _LABEL_NUMBER.match(text, at)) and _LABELLED.search(before(text, at)):
+        yield _said(found, found["word"], "number", "." * ends_sentence(text, found.end()))
     if (found := _FEATURING.match(text, at)) and _NAMED.search(before(text, at)):
         yield _said(found, found["word"], "featuring", "")
     if found := _PLURAL.match(text, at):
@@ -152,4 +160,6 @@ EXAMPLES = (
     ("user(s) on the 21st Fl.", "users on the twenty first Floor."),
     ("MRS. RAVENEL, E.g. Ann ft. Bob", "Missus RAVENEL, For example, Ann featuring Bob."),
     ("Fig. 3 and #7", "Figure three and number seven."),
+    ("part no. AB; your order no. He left", "part number ay B, your order number. He left."),
+    ("S/N 123, up y/y", "serial number one hundred and twenty three, up year on year."),
 )

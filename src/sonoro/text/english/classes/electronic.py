@@ -54,6 +54,10 @@ _IN_ADDRESS = re.compile(r"[\w@./-]$")
 
 def recognise(text: str, at: int) -> Iterator[Candidate]:
     context = before(text, at, 1)
+    if text[at] == "#" and (found := _ORDER.match(text, at)) and _OF_ORDER.search(before(text, at)):
+        number = grouped(found["number"]) if len(found["number"]) < 5 else digits(found["number"])
+        yield pieces(found, SURE / 2, (f"number {spell(found['letters'])}", "letters"), (number, "number"))
+        return
     if text[at] == "#" and (found := _COLOR.match(text, at)):
         yield whole(
             found,
@@ -64,10 +68,6 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     if text[at] == "-":
         if (found := _FLAG.match(text, at)) and re.search(r"\w \Z", before(text, at, 2)):
             yield pieces(found, SURE, ("dash dash", 0), (" ".join(_camel(found["name"])), "name"))
-        return
-    if text[at] == "#" and (found := _ORDER.match(text, at)) and _OF_ORDER.search(before(text, at)):
-        number = grouped(found["number"]) if len(found["number"]) < 5 else digits(found["number"])
-        yield pieces(found, SURE / 2, (f"number {spell(found['letters'])}", "letters"), (number, "number"))
         return
     if text[at] in "@#":
         form = _HANDLE if text[at] == "@" else _TAG
@@ -134,5 +134,9 @@ EXAMPLES = (
     ("run ./run.sh or ~/.bashrc", "run dot slash run dot S H or tilde slash dot bashrc."),
     ("http://test.com:8080/a", "test dot com port eight zero eight zero slash a."),
     ("@mypizza #MyPizza", "at mypizza hashtag My Pizza."),
+    (
+        "order #A10293, the colour #A10293",
+        "order number ay one zero two nine three, the colour hash ay one zero two nine three.",
+    ),
     ("He was done.In the end", "He was done. In the end."),
 )

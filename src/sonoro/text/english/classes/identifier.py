@@ -23,7 +23,11 @@ _PARTS = re.compile(r"[A-Za-z]+|\d+|[-/]")
 _PLURAL = re.compile(r"(?P<name>[A-Z]{1,3})-?(?P<number>[1-9]\d{1,2})s(?!\w)")
 _SERIES = re.compile(r"(?:^|-)[A-Z]{1,4}-$")
 _PREFIX = re.compile(r"(?:pre|post|mid|anti|non|early|late|sub|super|trans|all|top|under|over)-\d")
-_CODED = re.compile(r"(?i)\b(?:pnr|otp|code|ref|id|serial|plate|vin)(?: is)?:? $")
+_CODED = re.compile(
+    r"(?i)\b(?:pnr|otp|code|ref|id|serial|plate|vin|tracking|consignment)(?: no\.?| number)?(?: is)?:? \#?$"
+)
+_LONG = re.compile(r"(?=[A-Z\d]{10})[A-Z\d]*\d[A-Z]+\d")
+"""A code of ten characters or more, with digits before and behind its letters."""
 _CHIP = re.compile(r"^[im]\d-$")
 _WORDS = re.compile(r"[a-z]{3,}|[A-Z][a-z]+|in|of|to|on|by|at|or|up|is|it|no|so|an|as")
 _CAMEL = re.compile(r".*[a-z]{3}|(?:[A-Z][a-z]+){2,}$")
@@ -56,7 +60,7 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
             yield _read(found, POSSIBLE, is_paired=False)
         return
     if not _is_unit_like(found[0]):
-        yield _read(found, LIKELY, is_paired=False, is_code=bool(_CODED.search(context)))
+        yield _read(found, LIKELY, is_paired=False, is_code=bool(_CODED.search(context) or _LONG.match(found[0])))
 
 
 def _is_unit_like(name: str) -> bool:
@@ -104,5 +108,6 @@ EXAMPLES = (
     ("covid-19, MIG-25, C24", "covid nineteen, M I G twenty five, C twenty four."),
     ("an F-150, the B-52s, US-101", "an F one fifty, the B fifty twos, U S one oh one."),
     ("an i9-12900K, Sections D.3 to D.6", "an i nine twelve nine hundred K, Sections D point three to D point six."),
+    ("tracking no. 1Z999AA101", "tracking number one Z nine nine nine ay ay one zero one."),
     ("your otp is ab9453", "your otp is ay b nine four five three."),
 )
