@@ -44,8 +44,8 @@ _LANDS = pairs(
 )
 _CODES_OF_LANDS = {"R": "BRL", "MX": "MXN"}
 _SMALL_COIN = re.compile(
-    r"(?P<amount>\d{1,2})(?P<sign>[pc])"
-    r"(?=(?:\s(?:each|coins?|a piece|apiece|off|per|stamps?|piece)\b)|,? [£$]\d|,? or \d{1,2}[pc]\b)"
+    r"(?P<amount>\d{1,2})(?P<sign>[pc])(?:(?<=p)(?![\w/]|-\w| (?:video|footage|mode|frames|film)\b)"
+    r"|(?=(?:\s(?:each|coins?|a piece|apiece|off|per|stamps?|piece)\b)|,? [£$]\d|,? or \d{1,2}[pc]\b))"
     r"|(?<=[£$]\d, )(?P<amount2>\d{1,2})(?P<sign2>[pc])(?!\w)"
 )
 _PER = re.compile(
@@ -172,6 +172,7 @@ EXAMPLES = (
     ("a $5 bill, $100 USD", "a five dollar bill, one hundred U S dollars."),
     ("CHF 12.50, EUR 1.200,50", "twelve point five Swiss francs, one thousand two hundred point five euros."),
     ("£3, 20p or 5c each", "three pounds, twenty pence or five cents each."),
+    ("It costs 50p; 24p video", "It costs fifty pence, twenty four p video."),
     ("10 000 €, 100 zł, R$ 25", "ten thousand euros, one hundred zlotys, twenty five Brazilian reals."),
     ("50 GBP", "fifty British pounds."),
 )
