@@ -31,6 +31,9 @@ _BARE = re.compile(
     rf"(?P<hour>1[0-2]|[1-9])(?::(?P<minute>[0-5]\d))?(?P<to>{DASH})(?=(?:1[0-2]|0?[1-9])(?::[0-5]\d)?\s?[ap]\.?\s?m\b)",
     re.IGNORECASE,
 )
+_BARE_TO = re.compile(r"(?P<hour>1[0-2]|[1-9])(?P<to>[-–—])(?=(?:[01]?\d|2[0-3]):[0-5]\d(?![\d:]))")
+_MINUTES = re.compile(r"(?P<minute>2[5-9]|[3-9]\d|\d{3}):(?P<second>[0-5]\d)(?![\w:]|\.\d)")
+_OF_MINUTES = re.compile(r"\b(?:in|time of|record of|at|is|was|ran|took|lasts|lasted)(?: (?:just|about|under|over))? $")
 _MILITARY = re.compile(r"(?P<hour>[01]\d|2[0-4])(?P<minute>[0-5]\d)(?P<unit>\s?(?:hours|hrs?)\b)")
 _MILITARY_AT = re.compile(r"(?P<hour>0\d)(?P<minute>[0-5]\d)(?!\w|[-–.,]\d)")
 _MILITARY_TO = re.compile(
@@ -72,6 +75,11 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     if found := _BARE.match(text, at):
         minute = f" {_minutes(found['minute'])}" if found["minute"] and found["minute"] != "00" else ""
         yield pieces(found, LIKELY, (cardinal(found["hour"]) + minute, "hour"), ("to", "to"))
+    if found := _BARE_TO.match(text, at):
+        yield pieces(found, LIKELY, (cardinal(found["hour"]), "hour"), ("to", "to"))
+    if (found := _MINUTES.match(text, at)) and _OF_MINUTES.search(before(text, at)):
+        second = "minutes" if found["second"] == "00" else _minutes(found["second"])
+        yield pieces(found, SURE, (cardinal(found["minute"]), "minute"), (second, "second"))
     if found := _AGO.match(text, at):
         name = _AGO_UNITS[found["unit"]]
         yield pieces(
@@ -171,7 +179,8 @@ EXAMPLES = (
     ("21:51:31", "twenty one hours fifty one minutes and thirty one seconds."),
     ("at 24:00 or 23:05", "at twenty four hundred or twenty three oh five."),
     ("2pm-5pm; 4:00 am - 8:12 pm", "two p m to five p m, four ay m to eight twelve p m."),
-    ("open 9-5pm", "open nine to five p m."),
+    ("open 9-5pm, 9–5:30", "open nine to five p m, nine to five thirty."),
+    ("10 km in 42:15, a ratio of 42:15", "ten kilometers in forty two fifteen, a ratio of forty two to fifteen."),
     ("2 hours 15 min, then more", "two hours fifteen minutes, then more."),
     ("1.59 p.m. est", "one fifty nine p m E S T."),
     ("1h30m; 2h 45min; 1d 4h", "one hour thirty minutes, two hours forty five minutes, one day four hours."),
