@@ -21,7 +21,10 @@ _AMOUNT = (
     rf"(?:[\s-](?P<fraction>\d/\d{{1,2}}))?(?P<vulgar>[½¼¾⅓⅔⅛])?"
     rf"(?:\s(?P<scale>{SCALE}))?"
 )
-_RANGE = rf"(?:(?P<low>{NUMBER})(?P<symbol0>\s?(?:%|°[CF]?)|[a-z]{{1,3}}(?=(?:-|–)\d))?\s?(?P<by>-|–|—|x|×|to)\s?)?"
+_FIRST = rf"(?:(?P<first>{NUMBER})\s?(?P<by0>[x×])\s?(?={NUMBER}\s?[x×]))?"
+_RANGE = (
+    rf"(?:{_FIRST}(?P<low>{NUMBER})(?P<symbol0>\s?(?:%|°[CF]?)|[a-z]{{1,3}}(?=(?:-|–)\d))?\s?(?P<by>-|–|—|x|×|to)\s?)?"
+)
 _ONE = rf"(?P<minus>-)?{_RANGE}{_AMOUNT}(?P<gap>\s?-?)(?P<symbol>{_SYMBOL})(?P<power>{_POWER})?"
 _UNDER = rf"\s?(?P<per>/|\bper\b|·)\s?(?P<hundred>100\s?)?(?P<under>[A-Za-zμ]{{1,5}})(?P<under_power>{_POWER})?"
 _END = r"(?![\w'²³])(?P<dot>(?<=[a-z])\.(?=\s+[a-z\d(]|[,;)]))?"
@@ -105,6 +108,7 @@ def _measure(text: str, found: re.Match[str]) -> Candidate | None:
     said = f"{power} {name}".strip()
     parts: list[tuple[str, str]] = [("minus", "minus")] if found["minus"] else []
     if found["low"]:
+        parts += [(decimal(found["first"]), "first"), ("by", "by0")] if found["first"] else []
         joined = "by" if found["by"] in "x×" else "to"
         parts += [(decimal(found["low"]), "low")]
         if found["symbol0"] and (low := unit(found["symbol0"].strip())):
@@ -170,6 +174,7 @@ EXAMPLES = (
     ("190°C / Gas mark 5", "one hundred and ninety degrees Celsius slash Gas mark five."),
     ("5 cm x 3 cm; up by 25 bps", "five centimeters by three centimeters, up by twenty five basis points."),
     ("1 000 km, 8 fl oz, a 5 yr plan", "one thousand kilometers, eight fluid ounces, a five year plan."),
+    ("30×20×15cm, 15-20 kts", "thirty by twenty by fifteen centimeters, fifteen to twenty knots."),
     ("12st 7lb", "twelve stone seven pounds."),
     ("1/2 tsp, ¼ tsp", "one half teaspoon, one quarter teaspoon."),
     ("6 N·m, 5 L/100 km", "six newton meters, five liters per one hundred kilometers."),

@@ -28,7 +28,7 @@ _OWN = pairs(
     "h = hour(s) | hr = hour(s) | hrs = hour(s) | min = minute(s) | mins = minute(s) | s = second(s) | "
     "sec = second(s) | secs = second(s) | wk = week(s) | wks = week(s) | yr = year(s) | yrs = year(s) | "
     "mo = month(s) | mos = month(s) | yo = year old | ppm = part(s) per million | ml = milliliter(s) | l = liter(s) | "
-    "kn = knot(s) | kt = knot(s) | mil = million | tbsp = tablespoon(s) | Tbsp = tablespoon(s) | "
+    "kn = knot(s) | kt = knot(s) | kts = knot(s) | mil = million | tbsp = tablespoon(s) | Tbsp = tablespoon(s) | "
     "mmHg = millimeter(s) of mercury | Å = angstrom(s) | pts = point(s) | cal = calorie(s) | mcg = microgram(s) | "
     "ft-lb = foot pound(s) | dpi = dot(s) per inch | kgs = kilogram(s) | kms = kilometer(s) | "
     "cms = centimeter(s) | M⊙ = solar mass(es)"
