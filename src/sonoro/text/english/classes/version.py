@@ -16,7 +16,8 @@ _DOTTED = re.compile(rf"(?P<number>\d{{1,9}}(?:\.\d{{1,9}}){{2,8}}){_STAGE}")
 _LETTER = re.compile(rf"[vV]\.?\s?(?P<number>\d{{1,6}}(?:\.\d{{1,6}}){{0,8}}){_STAGE}")
 _TWO = re.compile(r"(?P<major>\d{1,3})\.(?P<minor>\d{2,3})(?![\d]|\.\d)")
 _NAMED = re.compile(
-    r"(?:Python|PyPy|Ubuntu|iOS|macOS|Android|Node|Java|Kernel|Linux|Windows|PyTorch|Django|Rails|Go|Rust|[Vv]ersions?|Release|release)\s$"
+    r"(?:Python|PyPy|Ubuntu|iOS|macOS|Android|Node|Java|Kernel|Linux|Windows|PyTorch|Django|Rails|Go|Rust|[Vv]ersions?|Release|release)"
+    r"(?:\s|\s?[<>=~!^]{1,2}\s?(?:\d[\w.]{0,9},\s?[<>=~!^]{1,2}\s?){0,3})$"
 )
 _WIRELESS = re.compile(r"802\.(?P<part>\d{1,2})(?P<letters>[a-z]{1,2})(?!\w|\.\d)")
 """The IEEE's standards."""
@@ -60,5 +61,6 @@ EXAMPLES = (
         "version two point zero point zero beta one, three point thirteen point zero R C two.",
     ),
     ("Wi-Fi 802.11ac", "Wi Fi eight oh two dot eleven ay C."),
+    ("Python >=3.10,<3.13", "Python at least three point ten, less than three point thirteen."),
     ("Python 3.11", "Python three point eleven."),
 )
