@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from sonoro.text.english.line import LIKELY, POSSIBLE, SURE, Candidate, after, before
-from sonoro.text.english.numbers import decimal, grouped
+from sonoro.text.english.numbers import decimal, grouped, year
 
 from .common import NUMBER, pieces, whole
 
@@ -14,6 +14,8 @@ _RANGE = re.compile(rf"(?P<low>{NUMBER})(?P<to>-|–|—|--)(?P<high>{NUMBER})(?
 _SPACED = re.compile(rf"(?P<low>{NUMBER})(?P<to>\s(?:-|–|—|--)\s)(?P<high>{NUMBER})(?![\w]|[.,]\d|\s?[-=+*/])")
 _SCALED = re.compile(r"1:(?P<high>\d{1,3}(?:,\d{3}){1,3})(?![\d:]|[.,]\d)")
 _RATIO = re.compile(r"(?P<low>\d{1,4}):(?P<high>\d{1,4})(?::(?P<third>\d{1,4}))?(?![\d:]|[.,]\d)")
+_EDITION = re.compile(r"(?P<low>\d{3,5}):(?P<high>(?:19|20)\d\d)(?![\d:]|[.,]\d)")
+_STANDARD = re.compile(r"\b[A-Z]{2,5}[ -]$")
 _TIMES = re.compile(
     rf"(?P<low>{NUMBER})\s?(?P<by>[x×])\s?(?P<high>{NUMBER})(?:\s?(?P<by2>[x×])\s?(?P<third>{NUMBER}))?(?P<s>s)?(?![\w])"
 )
@@ -40,6 +42,8 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     if found := _RATIO.match(text, at):
         last = [(f"to {decimal(found['third'])}", "third")] if found["third"] else []
         yield pieces(found, LIKELY, (f"{decimal(found['low'])} to", "low"), (decimal(found["high"]), "high"), *last)
+    if (found := _EDITION.match(text, at)) and _STANDARD.search(before(text, at)):
+        yield pieces(found, SURE, (grouped(found["low"]), "low"), (year(found["high"]), "high"))
     if (found := _TIMES.match(text, at)) and found["low"] != "0":
         is_screen = _SCREEN.fullmatch(found[0]) is not None
         say = grouped if is_screen else decimal
@@ -66,6 +70,7 @@ def _joined(found: re.Match[str], cost: float, said: str) -> Candidate:
 EXAMPLES = (
     ("pages 10-20", "pages ten to twenty."),
     ("170 - 200 or 5 - 3", "one hundred and seventy to two hundred or five minus three."),
+    ("ISO 9001:2015", "I S O nine thousand and one twenty fifteen."),
     ("a ratio of 16:9", "a ratio of sixteen to nine."),
     ("1:50,000", "one to fifty thousand."),
     ("a 2x8 board, 2.5x or 2-3x faster", "a two by eight board, two point five x or two to three times faster."),
