@@ -50,6 +50,8 @@ def _grouped(found: re.Match[str], say: Callable[[str], str]) -> Candidate:
     if found[0].startswith("+"):
         made.append(Piece("plus", found.start(), found.start() + 1))
     for number, group in enumerate(_GROUP.finditer(found[0])):
+        if made and made[0].said == "plus" and found[0][: group.end() + 1].endswith("(0)"):
+            continue
         start, end = group.start() + found.start(), group.end() + found.start()
         if number:
             made.append(Piece(",", start, start))
@@ -83,6 +85,7 @@ EXAMPLES = (
     ("Call 555-1234.", "Call five five five, one two three four."),
     ("555-0100 x123", "five five five, zero one zero zero extension one two three."),
     ("+44 20 7946 0018", "plus four four, two zero, seven nine four six, zero zero one eight."),
+    ("+44 (0)20 7946 0018", "plus four four, two zero, seven nine four six, zero zero one eight."),
     ("(123) 123-5678", "one two three, one two three, five six seven eight."),
     ("1-800-GO-2-HAUL", "one, eight hundred, Go, two, HAUL."),
     ("192.168.0.1:8080", "one nine two dot one six eight dot zero dot one port eight zero eight zero."),
