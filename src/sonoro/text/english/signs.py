@@ -23,6 +23,7 @@ _NAMED = pairs(
 _PAUSES = pairs(
     ", = , | ; = , | : = , | ( = , | ) = , | [ = , | ] = , | { = , | } = , | — = , | – = , | | = , | • = , | · = ,"
 )
+_OF_ABOUT = re.compile(r"\b(?:is|are|was|were|be|takes?|took|in|at|of|for|by|to|with|from|than|lasts?) $")
 _CURRENCIES = ("$", "€", "£")
 _SILENT = frozenset("†‡\"'*_~^\\#←⇐‑¿¡⁻")
 
@@ -50,6 +51,8 @@ def read_sign(text: str, start: int, end: int) -> str | None:
         return "plus plus"
     if sign == "©" and before(text, start, 10).endswith("opyright "):
         return ""
+    if sign == "≈" and _OF_ABOUT.search(before(text, start)):
+        return "about"
     if sign == "~" and (right.isdecimal() or right in _CURRENCIES):
         return "about"
     if sign in "°" and not (left.isdecimal() or left.isspace()):

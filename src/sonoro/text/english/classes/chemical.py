@@ -21,8 +21,14 @@ _FORMULA = re.compile(
 _ISOTOPE = re.compile(rf"(?P<mass>[⁰¹²³⁴⁵⁶⁷⁸⁹]{{1,3}})(?P<symbol>{_ELEMENTS})(?![\w])")
 _MASSES = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹", "0123456789")
 _SALT = re.compile(rf"(?:{_ELEMENTS}){{2,5}}(?![\w'-])")
-_ION = re.compile(rf"(?P<symbol>(?:{_ELEMENTS}){{1,2}})(?P<charge>[²³⁴])?(?P<sign>[+⁻])(?!\w)")
-_CHARGES = {"²": "two", "³": "three", "⁴": "four", "+": "plus", "⁻": "minus"}
+_ION = re.compile(rf"(?P<symbol>(?:{_ELEMENTS}){{1,2}})(?P<charge>[²³⁴]|(?<=[a-z])[2-4])?(?P<sign>[+⁻])(?!\w)")
+_CHARGES = {
+    **dict.fromkeys("²2", "two"),
+    **dict.fromkeys("³3", "three"),
+    **dict.fromkeys("⁴4", "four"),
+    "+": "plus",
+    "⁻": "minus",
+}
 _PARTS = re.compile(rf"{_ELEMENTS}|[₀-₉\d]+")
 _SUBSCRIPTS = {ord(sign): str(digit) for digit, sign in enumerate("₀₁₂₃₄₅₆₇₈₉")}
 _JOINED = re.compile(r"[\w.-]$")
@@ -69,7 +75,7 @@ def _is_salt(name: str) -> bool:
 EXAMPLES = (
     ("H₂SO₄ and H2O", "H two S O four and H two O."),
     ("NaCl and HCl", "N ay C l and H C l."),
-    ("Fe³⁺ and Na+", "F e three plus and N ay plus."),
+    ("Fe³⁺, Na+ and Ca2+", "F e three plus, N ay plus and C ay two plus."),
     ("SO₄²⁻, ²³⁵U", "S O four two minus, two thirty five U."),
     ("CO2, C6H12O6", "C O two, C six H twelve O six."),
 )
