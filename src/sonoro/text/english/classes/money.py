@@ -44,7 +44,8 @@ _LANDS = pairs(
 )
 _CODES_OF_LANDS = {"R": "BRL", "MX": "MXN"}
 _SMALL_COIN = re.compile(
-    r"(?P<amount>\d{1,2})(?P<sign>[pc])(?:(?<=p)(?![\w/]|-\w| (?:video|footage|mode|frames|film)\b)"
+    r"(?!(?:144|240|360|480|540|576|720)p)(?P<amount>\d{1,3}(?:\.\d)?)(?P<sign>[pc])"
+    r"(?:(?<=p)(?![\w/]|-\w| (?:video|footage|mode|frames|film|orbitals?)\b)"
     r"|(?=(?:\s(?:each|coins?|a piece|apiece|off|per|stamps?|piece)\b)|,? [£$]\d|,? or \d{1,2}[pc]\b))"
     r"|(?<=[£$]\d, )(?P<amount2>\d{1,2})(?P<sign2>[pc])(?!\w)"
 )
@@ -89,7 +90,7 @@ def _small(found: re.Match[str]) -> Candidate:
     group = "amount" if found["amount"] else "amount2"
     amount, sign = found[group], found["sign"] or found["sign2"]
     low = names(SMALL["£" if sign == "p" else "$"])
-    return whole(found, SURE, f"{cardinal(amount)} {low[amount != '1']}")
+    return whole(found, SURE, f"{decimal(amount)} {low[amount != '1']}")
 
 
 def _plain_number(amount: str) -> str:
@@ -173,6 +174,10 @@ EXAMPLES = (
     ("CHF 12.50, EUR 1.200,50", "twelve point five Swiss francs, one thousand two hundred point five euros."),
     ("£3, 20p or 5c each", "three pounds, twenty pence or five cents each."),
     ("It costs 50p; 24p video", "It costs fifty pence, twenty four p video."),
+    (
+        "142.9p a litre, up to 412p",
+        "one hundred and forty two point nine pence a litre, up to four hundred and twelve pence.",
+    ),
     ("10 000 €, 100 zł, R$ 25", "ten thousand euros, one hundred zlotys, twenty five Brazilian reals."),
     ("50 GBP", "fifty British pounds."),
 )
