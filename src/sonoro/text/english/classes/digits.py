@@ -11,7 +11,7 @@ from .common import pieces, whole
 
 STARTS = ("digit",)
 
-_GROUPS = re.compile(r"\d{1,12}(?:-\d{1,12}){1,5}(?![\w-]|[.,]\d)")
+_GROUPS = re.compile(r"(?:\d{1,12}(?:-\d{1,12}){1,5}|\d{3}(?: \d{3}){1,3}|\d{4}(?: \d{4}){1,4})(?![\w-]|[.,]\d)")
 _ANY_RUN = re.compile(r"\d+", re.ASCII)
 _RUN = re.compile(r"\d++(?![.,]?\d)")
 _SPELLED = re.compile(
@@ -98,4 +98,5 @@ EXAMPLES = (
     ("Text 50500 on Hwy 101", "Text five zero five zero zero on Highway one oh one."),
     ("order #112-76543", "order number one one two seven six five four three."),
     ("The code is 4071.", "The code is four zero seven one."),
+    ("The code is 482 913", "The code is four eight two nine one three."),
 )
