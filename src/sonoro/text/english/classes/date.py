@@ -12,6 +12,7 @@ from .common import pieces, whole
 STARTS = ("digit", "letter")
 
 _NUMBER_OF = {part.lower(): number for number, name in enumerate(MONTHS) for part in (name, name[:3], name[:4])}
+_OF_YEAR = re.compile(r"(?P<month>0[1-9]|1[0-2])/(?P<year>20\d\d)(?![\w/]|[.,]\d)")
 DAYS = pairs(
     "mon = Monday | tue = Tuesday | tues = Tuesday | tu = Tuesday | wed = Wednesday | thu = Thursday | "
     "thur = Thursday | thurs = Thursday | fri = Friday | sat = Saturday | sun = Sunday"
@@ -27,7 +28,8 @@ _DAYS_FIRST = re.compile(
 )
 _MONTH_YEAR = re.compile(rf"{_MONTH}(?P<comma>,?) (?P<year>(?:1[0-9]|20|21)\d\d)(?![\d%]|[.,]\d)")
 _DASHED_DAYS = re.compile(
-    rf"{_MONTH} (?P<from>\d{{1,2}})\s?(?:-|–|to)\s?(?P<day>\d{{1,2}})(?![\d:]|[.,]\d)(?:(?P<comma>,?) {_YEAR})?"
+    rf"{_MONTH} (?P<from>\d{{1,2}})(?:st|nd|rd|th)?\s?(?:-|–|to)\s?"
+    rf"(?P<day>\d{{1,2}})(?:st|nd|rd|th)?(?![\w:]|[.,]\d)(?:(?P<comma>,?) {_YEAR})?"
 )
 _TO = re.compile(rf"(?P<to>\s?[-–]\s?)(?=(?:\d{{1,2}}(?:st|nd|rd|th)?\s)?(?:{'|'.join(MONTHS)}|{_SHORT})\b)")
 _MONTH_TO = re.compile(rf"(?P<month>(?:{'|'.join(MONTHS)}|{_SHORT}))\.?{_TO.pattern}")
@@ -120,6 +122,8 @@ def _in_digits(text: str, at: int) -> Iterator[Candidate]:
     if found := _ISO.match(text, at):
         month = MONTHS[int(found["month"]) - 1]
         yield _written_out(found, SURE, f"{month} {ordinal(found['day'])}")
+    if found := _OF_YEAR.match(text, at):
+        yield pieces(found, LIKELY, (MONTHS[int(found["month"]) - 1], "month"), (year(found["year"]), "year"))
     if found := _BACKWARD.match(text, at):
         yield from _backward(found)
     if (found := _SHORT_DATE.match(text, at)) and re.search(
@@ -171,13 +175,14 @@ EXAMPLES = (
     ("10/06/2005, 11/17/05", "October sixth, two thousand and five, November seventeenth, oh five."),
     ("JAN. 15 2020; Jan-15-2020", "January fifteenth twenty twenty, January fifteenth twenty twenty."),
     ("April 3, 1999.", "April third, nineteen ninety nine."),
-    ("July 3-5, 2021", "July third to fifth, twenty twenty one."),
+    ("July 3-5, 2021; Jan 1st-3rd", "July third to fifth, twenty twenty one, January first to third."),
     ("Mon-Fri, or Tue, Jan 5", "Monday to Friday, or Tuesday, January fifth."),
     (
         "Jan-Feb 2020, 1 Jan - 5 Feb",
         "January to February twenty twenty, the first of January to the fifth of February.",
     ),
     ("22nd-24th March, Jan-Mar", "the twenty second to the twenty fourth of March, January to March."),
+    ("best before 05/2026", "best before May twenty twenty six."),
     ("July 1506", "July fifteen oh six."),
     ("I may go in march", "I may go in march."),
 )
