@@ -13,7 +13,7 @@ STARTS = ("digit", "letter")
 _HALF = r"(?P<half>[aApP])\.?\s?[mM](?![a-zA-Z])(?P<dot>\.)?"
 _ZONE = r"(?:\s?\(?(?P<zone>(?i:[ecmp][sd]t|gmt|utc|[ecmp]\.[sd]\.t\.?|cet|cest|bst|ist|jst|et|pt)(?![A-Za-z]))\)?)"
 _CLOCK = re.compile(
-    rf"(?P<hour>[01]?\d|2[0-4])(?::(?P<minute>[0-5]\d)(?::(?P<second>[0-5]\d)(?P<part>\.\d{{1,9}})?)?)(?!\d|:|\.\d)(?:\s?{_HALF})?{_ZONE}?(?P<z>Z\b|(?:(?<=T\d\d:\d\d)|(?<=T\d\d:\d\d:\d\d))[+-]\d\d:?\d\d\b)?"
+    rf"(?P<hour>[01]?\d|2[0-4])(?::(?P<minute>[0-5]\d)(?::(?P<second>[0-5]\d)(?P<part>\.\d{{1,9}})?)?)(?!\d|:|\.\d)(?:\s?{_HALF}|(?P<h>\s?h(?:rs?)?\b))?{_ZONE}?(?P<z>Z\b|(?:(?<=T\d\d:\d\d)|(?<=T\d\d:\d\d:\d\d))[+-]\d\d:?\d\d\b)?"
 )
 _LAP = re.compile(r"(?P<minute>\d{1,2}):(?P<second>[0-5]\d)\.(?P<part>\d{1,3})(?![\w:]|\.\d)")
 _DOTTED = re.compile(rf"(?P<hour>1[0-2]|0?[1-9])\.(?P<minute>[0-5]\d)(?P<second>)\s?{_HALF}{_ZONE}?(?P<z>)")
@@ -33,8 +33,8 @@ _BARE = re.compile(
 )
 _BARE_TO = re.compile(r"(?P<hour>1[0-2]|[1-9])(?P<to>[-–—])(?=(?:[01]?\d|2[0-3]):[0-5]\d(?![\d:]))")
 _MINUTES = re.compile(r"(?P<minute>2[5-9]|[3-9]\d|\d{3}):(?P<second>[0-5]\d)(?![\w:]|\.\d)")
-_OF_MINUTES = re.compile(r"\b(?:in|time of|record of|at|is|was|ran|took|lasts|lasted)(?: (?:just|about|under|over))? $")
-_MILITARY = re.compile(r"(?P<hour>[01]\d|2[0-4])(?P<minute>[0-5]\d)(?P<unit>\s?(?:hours|hrs?)\b)")
+_OF_MINUTES = re.compile(r"\b(?:in|time of|record of|at|ran|took|lasts|lasted)(?: (?:just|about|under|over))? $")
+_MILITARY = re.compile(r"(?P<hour>[01]\d|2[0-4])(?P<minute>[0-5]\d)(?P<unit>\s?(?:hours|hrs?)\b|Z\b)")
 _MILITARY_AT = re.compile(r"(?P<hour>0\d)(?P<minute>[0-5]\d)(?!\w|[-–.,]\d)")
 _MILITARY_TO = re.compile(
     r"(?P<hour>[01]\d|2[0-4])(?P<minute>[0-5]\d)(?P<to>\s?(?:-|–|to)\s?)(?=(?:[01]\d|2[0-4])[0-5]\d\s?(?:hours|hrs?)\b)"
@@ -67,7 +67,7 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         minutes = count(found["minute"], "minute", "minutes")
         yield pieces(found, SURE, (minutes, "minute"), (second, "second"), ("seconds", "part"))
     if found := _MILITARY.match(text, at):
-        yield pieces(found, SURE / 2, *_military(found), ("hours", "unit"))
+        yield pieces(found, SURE / 2, *_military(found), ("Zulu" if found["unit"] == "Z" else "hours", "unit"))
     if found := _MILITARY_TO.match(text, at):
         yield pieces(found, SURE / 4, *_military(found), ("to", "to"))
     if (found := _MILITARY_AT.match(text, at)) and _AT_HOUR.search(before(text, at)):
@@ -130,6 +130,8 @@ def _time(text: str, found: re.Match[str]) -> Candidate:
     if half:
         letter = found[0][found.start("half") - found.start() + 1 :].strip(". ")[0]
         parts.append((f"{'ay' if half in 'aA' else half} {letter}", "half"))
+    if found.groupdict().get("h"):
+        parts.append(("hours", "h"))
     if found["zone"]:
         zone = [letter for letter in found["zone"].upper() if letter.isalpha()]
         parts.append((" ".join(zone), "zone"))
@@ -185,6 +187,7 @@ EXAMPLES = (
     ("1.59 p.m. est", "one fifty nine p m E S T."),
     ("1h30m; 2h 45min; 1d 4h", "one hour thirty minutes, two hours forty five minutes, one day four hours."),
     ("at 0600 hours, 1430 hrs", "at oh six hundred hours, fourteen thirty hours."),
+    ("at 0430Z, 19:30h", "at oh four thirty Zulu, nineteen thirty hours."),
     ("a lap of 2:05.37", "a lap of two minutes five point three seven seconds."),
     ("left at 5 p.m. He went", "left at five p m. He went."),
     ("0800-1600 hrs, by 0730", "oh eight hundred to sixteen hundred hours, by oh seven thirty."),
