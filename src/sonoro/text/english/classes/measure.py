@@ -13,7 +13,10 @@ from .units import unit
 
 STARTS = ("digit", "sign")
 
-_SYMBOL = r"(?:sq\.? ?(?:ft|m|km|mi)\.?|cu ft|fl\.? oz|ft-lb|°\s[CF](?![A-Za-z])|[A-Za-zμΩÅ°%‰¢]{1,5})"
+_SYMBOL = (
+    r"(?:sq\.? ?(?:ft|m|km|mi)\.?|cu ft|fl\.? oz|ft-lb|(?:°|deg\.?)\s[CF](?![A-Za-z])"
+    r"|[A-Za-zμΩÅ°%‰¢]{1,5})"
+)
 _POWER = r"(?:[²³]|\^[23]|(?<=[a-zA-Z])[23](?!\d))"
 _AMOUNT = (
     rf"(?P<number>(?:[1-9]\d{{0,2}}(?: \d{{3}}){{1,3}}(?!\d)|{NUMBER})"
@@ -43,6 +46,7 @@ _PARTS = {"½": "12", "¼": "14", "¾": "34", "⅓": "13", "⅔": "23", "⅛": "
 _SECONDS = re.compile(
     r"\s(?:timeouts?|delay|wait|interval|timer|limit|window|clips?|videos?|ads?|spots?|later|each|apart|elapsed)\b"
 )
+_TEN_SECONDS = re.compile(r"(?<!the )\b10s$")
 POWERS = {"²": "square", "2": "square", "³": "cubic", "3": "cubic"}
 _OF_RATE = re.compile(r"(?i)\b(?:rates?|yields?|spreads?|hikes?|cuts?|fed|bonds?|points?)\b[^.;]*$|\bby $")
 _OF_TIME = re.compile(
@@ -83,7 +87,8 @@ def _number(found: re.Match[str]) -> str:
 
 
 def _measure(text: str, found: re.Match[str]) -> Candidate | None:
-    symbol, is_close = found["symbol"].replace("° ", "°").replace("q. ", "q ").rstrip("."), found["gap"] in ("", "-")
+    symbol = re.sub(r"(?<=[gq])\. ", " ", found["symbol"]).replace("° ", "°").rstrip(".")
+    is_close = found["gap"] in ("", "-")
     names = unit(symbol)
     if found["low"] and found["by"] in "-–—" and re.match(r"\s?[=≈]", text[found.end() : found.end() + 2]):
         return None
@@ -132,7 +137,11 @@ def _is_unit(text: str, found: re.Match[str], symbol: str, *, is_close: bool) ->
     if symbol == "s" and not found["under"]:
         if not is_close:
             return "." in found["number"] or before(text, found.start(), 2) == "= "
-        is_decade = found["number"].endswith("0") and "." not in found["number"]
+        is_decade = (
+            found["number"].endswith("0")
+            and "." not in found["number"]
+            and not _TEN_SECONDS.search(before(text, found.end()))
+        )
         return found["by"] not in ("x", "×") and (not is_decade or bool(_SECONDS.match(after(text, found.end()))))
     if symbol == "c":
         return bool(found["dot"]) and not is_close
@@ -175,6 +184,7 @@ EXAMPLES = (
     ("5 cm x 3 cm; up by 25 bps", "five centimeters by three centimeters, up by twenty five basis points."),
     ("1 000 km, 8 fl oz, a 5 yr plan", "one thousand kilometers, eight fluid ounces, a five year plan."),
     ("30×20×15cm, 15-20 kts", "thirty by twenty by fifteen centimeters, fifteen to twenty knots."),
+    ("180 deg. C, wait 10s, 10s of them", "one hundred and eighty degrees Celsius, wait ten seconds, tens of them."),
     ("12st 7lb", "twelve stone seven pounds."),
     ("1/2 tsp, ¼ tsp", "one half teaspoon, one quarter teaspoon."),
     ("6 N·m, 5 L/100 km", "six newton meters, five liters per one hundred kilometers."),
