@@ -20,6 +20,8 @@ _RATED = re.compile(
     r"(?P<of>/)(?P<bottom>5|10|100)(?![\d/]|[.,]\d)"
 )
 _RATING = re.compile(r"\b(?:rat(?:ed|ing)(?: of)?|scored?(?: of)?|g[ia]ve|it|this|an?|solid|definite)\s$")
+_COUNTED = re.compile(r"(?i)\b(?:page|part|step|slide|day|chapter|episode|level|round|question)s? $")
+_ODDS = re.compile(r"(?i)\bodds\b[^.;]*$")
 _SIGN = re.compile(r"(?P<whole>\d+)?\s?(?P<sign>[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞])")
 _IN_NUMBER = re.compile(r"[\d/.,$£€]$")
 
@@ -46,6 +48,9 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         cost = POSSIBLE + 1
     if found["whole"]:
         yield pieces(found, cost, (cardinal(found["whole"]), "whole"), (f"and {mixed(top, bottom)}", "part"))
+    elif not found["th"] and (_COUNTED.search(before(text, at)) or _ODDS.search(before(text, at))):
+        joint = " to " if _ODDS.search(before(text, at)) else " of "
+        yield whole(found, cost, cardinal(top) + joint + cardinal(bottom))
     elif int(top) > int(bottom) > 20 and not found["th"]:
         yield whole(found, cost, f"{grouped(top)} over {grouped(bottom)}")
     else:
@@ -84,6 +89,7 @@ EXAMPLES = (
     ("1/4th", "one quarter."),
     ("4.5/5 stars", "four point five out of five stars."),
     ("an 8/10, 3/10 of it", "an eight out of ten, three tenths of it."),
+    ("page 3/10, odds of 5/1, then 7/2", "page three of ten, odds of five to one, then seven to two."),
     ("120/80", "one twenty over eighty."),
     ("2 142/1", "two and one hundred and forty two over one."),
 )
