@@ -11,6 +11,7 @@ from .common import INTEGER, pieces, whole
 STARTS = ("digit",)
 
 _ORDINAL = re.compile(rf"({INTEGER})\s?(st|nd|rd|th|ST|ND|RD|TH)\b")
+_TO = re.compile(r"[-–](?=\d{1,4}(?:st|nd|rd|th)\b)")
 
 
 def recognise(text: str, at: int) -> Iterator[Candidate]:
@@ -19,7 +20,10 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         return
     number, ending = found[1].replace(",", ""), found[2].lower()
     if ending == _ending(number) and (number[0] != "0" or number == "0"):
-        yield whole(found, LIKELY, ordinal(found[1]))
+        made = whole(found, LIKELY, ordinal(found[1]))
+        yield made
+        if to := _TO.match(text, made.end):
+            yield Candidate(to.end(), LIKELY, (*made.pieces, *whole(to, 0.0, "to").pieces))
     elif found.start(2) == found.end(1):
         yield pieces(found, LIKELY, (cardinal(found[1]), 1), (" ".join(ending), 2))
 
@@ -35,4 +39,5 @@ EXAMPLES = (
     ("1,000th", "one thousandth."),
     ("0th and 11th and 111th", "zeroth and eleventh and one hundred and eleventh."),
     ("4rd", "four r d."),
+    ("the 1st-3rd", "the first to third."),
 )

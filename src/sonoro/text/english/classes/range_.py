@@ -7,8 +7,9 @@ from sonoro.text.english.line import LIKELY, POSSIBLE, SURE, Candidate, after, b
 from sonoro.text.english.numbers import decimal, grouped, year
 
 from .common import NUMBER, pieces, whole
+from .initialism import spell
 
-STARTS = ("digit",)
+STARTS = ("digit", "letter")
 
 _RANGE = re.compile(rf"(?P<low>{NUMBER})(?P<to>-|–|—|--)(?P<high>{NUMBER})(?![\w%]|[-–.]\d)")
 _SPACED = re.compile(rf"(?P<low>{NUMBER})(?P<to>\s(?:-|–|—|--)\s)(?P<high>{NUMBER})(?![\w]|[.,]\d|\s?[-=+*/])")
@@ -21,6 +22,11 @@ _TIMES = re.compile(
 )
 _SCREEN = re.compile(r"(?!\d00|\d+000)\d{3,4}\s?[x×]\s?\d{3,4}")
 _FACTOR = re.compile(rf"(?:(?P<low>{NUMBER})(?P<to>-|–))?(?P<number>{NUMBER})(?P<x>[x×])(?![\w])")
+_LETTERS = re.compile(r"(?P<low>[A-Z])(?P<to>[-–])(?P<high>[A-Z])(?![\w-])")
+_LETTERED = re.compile(
+    r"(?i)\b(?:columns|rows|sections|groups|grades|letters|levels|volumes|parts|types|classes|exhibits|gates|zones|"
+    r"units|blocks|teams|options) $"
+)
 _IN_FORMULA = re.compile(r"(?:[\w)\]]|[-+*/=×]\s?)\($")
 _COMPARED = re.compile(r" (?:as|more|less|better|worse|(?!over|under|after|ever|her)[a-z]+er)\b")
 _IN_NUMBER = re.compile(r"[\d$£€]$|\d[.,/:]$|\w-$")
@@ -28,6 +34,11 @@ _IN_NUMBER = re.compile(r"[\d$£€]$|\d[.,/:]$|\w-$")
 
 def recognise(text: str, at: int) -> Iterator[Candidate]:
     if _IN_NUMBER.search(before(text, at, 2)):
+        return
+    if not text[at].isdecimal():
+        found = _LETTERS.match(text, at)
+        if found and found["low"] < found["high"] and _LETTERED.search(before(text, at)):
+            yield pieces(found, SURE, (spell(found["low"]), "low"), ("to", "to"), (spell(found["high"]), "high"))
         return
     if found := _RANGE.match(text, at):
         is_padded = re.match(r"0\d", found["low"]) or (found["high"][0] == "0" and len(found["high"]) > 1)
@@ -77,4 +88,5 @@ EXAMPLES = (
     ("1920x1080", "nineteen twenty by ten eighty."),
     ("6 x 6 = 36, 5(1 - 3)", "six times six equals thirty six, five, one minus three."),
     ("two 2x4s", "two two by fours."),
+    ("columns A–F", "columns ay to F."),
 )
