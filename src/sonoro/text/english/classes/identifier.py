@@ -12,7 +12,9 @@ from .initialism import is_spelled, spell
 STARTS = ("letter", "digit")
 
 _MIXED = re.compile(r"(?=[\w.-]{0,63}\d)(?=[\w.-]{0,63}[A-Za-z])[A-Za-z\d]{1,32}(?:[-/][A-Za-z\d]{1,32}){0,8}(?![\w@])")
-_MODEL = re.compile(r"(?<!pages )(?:7[0-9]7-(?:\d00|[1-9]0?)|(?:A3\d0|A\d{3}|MD|DC)-\d{1,4})[A-Z]{0,2}(?![\w-])")
+_MODEL = re.compile(
+    r"(?<!pages )(?:7[0-9]7-(?:\d00|[1-9]0?)|(?:A3\d0|A\d{3}|MD|DC)-\d{1,4})[A-Z]{0,2}(?P<s>s)?(?![\w-])"
+)
 _STANDARD = re.compile(r"[A-Z]\.(?P<number>\d{3,4})(?![\w.,]*\d)")
 _CLAUSE = re.compile(r"(?P<letter>[A-Z])\.(?P<number>\d{1,2}(?:\.\d{1,2}){0,3})(?![\w]|\.\w)")
 """A clause of a contract, a figure of an appendix: D.3."""
@@ -84,7 +86,9 @@ def _read(found: re.Match[str], cost: float, *, is_paired: bool, is_code: bool =
         said = "slash" if part[0] == "/" else _said(part[0], is_paired=is_model, is_code=is_code)
         if len(part[0]) == 5 and part[0].isdecimal() and _CHIP.match(ahead):
             said = f"{cardinal(part[0][:2])} {grouped(part[0][2:])}"
-        if part[0] != "-":
+        if is_paired and part[0] == "s":
+            made[-1] = made[-1]._replace(said=f"{made[-1].said}s", end=part.end() + found.start())
+        elif part[0] != "-":
             made.append(Piece(said, part.start() + found.start(), part.end() + found.start()))
     return Candidate(found.end(), cost, tuple(made))
 
@@ -101,7 +105,7 @@ def _said(part: str, *, is_paired: bool, is_code: bool) -> str:
 
 
 EXAMPLES = (
-    ("a Boeing 747-400", "a Boeing seven forty seven four hundred."),
+    ("a Boeing 747-400, 737-800s", "a Boeing seven forty seven four hundred, seven thirty seven eight hundreds."),
     ("x86-64", "x eighty six sixty four."),
     ("i7-9700K", "i seven ninety seven hundred K."),
     ("B2A23C", "B two ay twenty three C."),
