@@ -105,7 +105,7 @@ def test_messages_are_bounded_before_and_after_the_key() -> None:
             assert "valid string" in (await known.hear())["error"]
             await known.say({"text": " " * 20_000, "context_id": "a"})
             assert "at most 4096" in (await known.hear())["error"]
-            await known.say(json.dumps({"text": " " * server.service.config.max_message_bytes}))
+            await known.say(json.dumps({"text": " " * KEYED.max_message_bytes}))
             await known.hear_until()
             assert known.closed == 1009
 

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import os
+import shutil
 import signal
 import threading
 from pathlib import Path
@@ -181,6 +182,32 @@ def test_voices_outlive_an_engine_and_a_server(tmp_path: Path) -> None:
             assert [voice["name"] for voice in (await listed(server))["uploaded_voices"]] == ["anna"]
             assert (await server.http.delete(f"{VOICES}/anna")).status_code == 200
         assert list(tmp_path.glob("*.safetensors")) == []
+
+    run(ask())
+
+
+def test_files_put_into_the_folder_by_others_are_voices_if_they_can_be(tmp_path: Path) -> None:
+    """At any time, and whatever else lies there."""
+    here, there = tmp_path / "here", tmp_path / "there"
+
+    async def ask() -> None:
+        async with serving(config=dataclasses.replace(CONFIG, voices_folder=str(there))) as server:
+            assert (await upload(server)).status_code == 201
+            its = (await server.speak(voice="anna")).content
+        async with serving(config=dataclasses.replace(CONFIG, voices_folder=str(here))) as server:
+            for _ in range(6):
+                check_error(await server.speak(voice="anna"), 404, "voice")
+            for name, size in (("sparse", 3 * 2**30), ("zeros", 2**20)):
+                (here / f"{name}.safetensors").touch()
+                os.truncate(here / f"{name}.safetensors", size)
+            (here / "link.safetensors").symlink_to("/etc/passwd")
+            shutil.copy(there / "anna.safetensors", here / "bert.safetensors")
+            shutil.copy(there / "anna.safetensors", here)
+            for _ in range(6):
+                assert (await server.speak(voice="anna")).content == its
+                assert named(await listed(server)) == ["low", "high", "anna"]
+                for voice in ("sparse", "zeros", "link", "bert"):
+                    check_error(await server.speak(voice=voice), 404, "voice")
 
     run(ask())
 
