@@ -13,10 +13,13 @@ from .units import SMALL, currency, names
 STARTS = ("sign", "digit", "letter")
 
 _SIGN = r"(?P<sign>[$£€¥₹₩₽₺₫₪₿]|Rs\.?(?=\s?\d))"
-_SCALE = r"(?:\s?(?P<scale>(?i:hundred|thousand|million|billion|trillion|lakh|crore|bn|tn|mn|mio)|[kKmMbBtT])(?![\w]))"
+_SCALE = (
+    r"(?:(?:\s?|-(?=[a-z]{7}))(?P<scale>"
+    r"(?i:hundred|thousand|million|billion|trillion|lakh|crore|bn|tn|mn|mio)|[kKmMbBtT])(?![\w]))"
+)
 _AMOUNT = rf"(?P<amount>{NUMBER})"
 _PREFIXED = re.compile(
-    rf"(?P<minus>-)?(?P<land>(?:US|U\.S\.|CA|AU|NZ|HK|NT|MX|C|A|R|S)\s?(?=\$))?{_SIGN}\s?(?P<inner>-)?{_AMOUNT}{_SCALE}?(?!\d)(?:\s(?P<code>USD|GBP|EUR|CAD|AUD)\b)?"
+    rf"(?P<minus>-)?(?P<land>(?:(?:US|U\.S\.|CA|AU|NZ|HK|NT|MX)\s?|[CARS])(?=\$))?{_SIGN}\s?(?P<inner>-)?{_AMOUNT}{_SCALE}?(?!\d)(?:\s(?P<code>USD|GBP|EUR|CAD|AUD)\b)?"
 )
 _RANGE = re.compile(
     rf"{_SIGN}\s?{_AMOUNT}{_SCALE}?(?P<to>{DASH}|\sto\s)(?P<sign2>[$£€¥₹₩])?\s?(?P<amount2>{NUMBER})(?:\s?(?P<scale2>(?i:hundred|thousand|million|billion|trillion|bn|tn)|[kKmMbBtT])(?![\w]))?(?![\d-])"
@@ -171,6 +174,7 @@ EXAMPLES = (
         "ten dollars per user per month, one hundred and fifty thousand rupees, two point five crore rupees.",
     ),
     ("a $5 bill, $100 USD", "a five dollar bill, one hundred U S dollars."),
+    ("A $1.2-billion deal, A$5", "A one point two billion dollar deal, five Australian dollars."),
     ("CHF 12.50, EUR 1.200,50", "twelve point five Swiss francs, one thousand two hundred point five euros."),
     ("£3, 20p or 5c each", "three pounds, twenty pence or five cents each."),
     ("It costs 50p; 24p video", "It costs fifty pence, twenty four p video."),
