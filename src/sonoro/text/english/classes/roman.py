@@ -39,7 +39,7 @@ _RULER = re.compile(rf"\b(?:(?:{_TITLES}) [A-Z][a-z]+|{_RULERS})\s$")
 _NAMED = re.compile(rf"\b(?:{_RULERS}|{_FIRST_NAMES})(?: [A-Z]\.?)?(?: [A-Z][a-z]+)?,?\s$")
 _COUNTED = re.compile(rf"\b(?:(?i:{_NUMBERED})s?)\s(?:{_NUMERAL}(?:, (?:and |or )?| and | or | to | & |--?|–))*$")
 _ANY_NAME = re.compile(r"\b[A-Z][a-z]+\s$")
-_CLEAR = re.compile(r"III?|VIII?|IX|XI{1,3}|XI?V|XVI{1,3}|XIX|IV|VI")
+_CLEAR = re.compile(r"III?|VIII?|IX|XI{1,3}|XI?V|XVI{1,3}|XIX|XXI{1,3}|XXI?V|XXVI{1,3}|XXIX|IV|VI")
 _I_ENDS = re.compile(
     r"\s*(?:[.,;:!?)\]-]|$|'s\b)|\s(?:of|and|or|to|in|is|was|the|had|has|by|from|died|ruled|reigned)\b"
 )
@@ -69,7 +69,9 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         yield whole(found, SURE, "one")
     if numeral == "I" and not _I_ENDS.match(text, found.end()) and not context.endswith("World War "):
         return
-    if re.match(r"(?:\s|-)centur", after(text, found.end())) or found["th"]:
+    is_named = numeral not in ("IV", "VI") and _CLEAR.fullmatch(numeral) and context.lower().endswith("the ")
+    is_ordinal = is_named and re.match(r" [A-Z][a-z]", after(text, found.end()))
+    if is_ordinal or re.match(r"(?:\s|-)centur", after(text, found.end())) or found["th"]:
         yield whole(found, SURE / 2, ordinal(value))
     elif (numeral.isupper() and _RULER.search(context)) or (
         numeral in ("I", "II", "III", "IV") and _NAMED.search(context)
@@ -106,7 +108,7 @@ EXAMPLES = (
     ("Chapter IV, PART XL", "Chapter four, PART forty."),
     ("Sam II, Sam and I", "Sam the second, Sam and I."),
     ("Charles II. was crowned", "Charles the second was crowned."),
-    ("in the XIX century", "in the nineteenth century."),
+    ("in the XIX century, the XXI Olympiad", "in the nineteenth century, the twenty first Olympiad."),
     ("MCMXCIV", "nineteen ninety four."),
     ("section Ⅲ", "section three."),
 )
