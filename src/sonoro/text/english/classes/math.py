@@ -17,7 +17,8 @@ STARTS = ("letter", "digit", "sign")
 LETTERS = "α-ωΓΔΘΛΞΠΣΦΨΩ"
 NAMES = "sin|cos|tan|log|ln|exp|lim|max|min|mod|det"
 _PRODUCT = (
-    r"(?!(?:is|or|in|as|to|if|at|by|an|be|it|of|on|we|no|so)[^a-z])[a-z]{2}(?=[²³⁰-⁹^]|\s?[-+*/=])"
+    r"(?!(?:is|or|in|as|to|if|at|by|an|be|it|of|on|we|no|so|me|my|us|up|he|do|go)[^a-z])[a-z]{2}"
+    r"(?:(?=[²³⁰-⁹^]|\s?[-+*/=])|(?<=\b[A-Z] = [a-z]{2})(?![\w']))"
     r"|(?<=\d)[a-z]{2}(?=\))"
 )
 _TERM = rf"(?:{NUMBER}|{_PRODUCT}|(?:{NAMES})(?![A-Za-z])|[A-Za-z](?![A-Za-z'])|[{LETTERS}]|√)"
