@@ -27,6 +27,7 @@ _LETTERED = re.compile(
     r"(?i)\b(?:columns|rows|sections|groups|grades|letters|levels|volumes|parts|types|classes|exhibits|gates|zones|"
     r"units|blocks|teams|options) $"
 )
+_BEFORE_SCORE = re.compile(r"\b[A-Z][a-z.]+ $")
 _IN_FORMULA = re.compile(r"(?:[\w)\]]|[-+*/=×]\s?)\($")
 _COMPARED = re.compile(r" (?:as|more|less|better|worse|(?!over|under|after|ever|her)[a-z]+er)\b")
 _IN_NUMBER = re.compile(r"[\d$£€]$|\d[.,/:]$|\w-$")
@@ -47,7 +48,8 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     if found := _SPACED.match(text, at):
         is_rising = float(found["low"].replace(",", "")) < float(found["high"].replace(",", ""))
         is_range = (is_rising or "-" not in found["to"]) and not _IN_FORMULA.search(before(text, at))
-        yield _joined(found, POSSIBLE, "to" if is_range else "minus")
+        is_score = _BEFORE_SCORE.search(before(text, at)) and re.match(r" [A-Z][a-z]", after(text, found.end()))
+        yield _joined(found, POSSIBLE, "to" if is_range or is_score else "minus")
     if found := _SCALED.match(text, at):
         yield whole(found, SURE, f"one to {decimal(found['high'])}")
     if found := _RATIO.match(text, at):
@@ -88,5 +90,6 @@ EXAMPLES = (
     ("1920x1080", "nineteen twenty by ten eighty."),
     ("6 x 6 = 36, 5(1 - 3)", "six times six equals thirty six, five, one minus three."),
     ("two 2x4s", "two two by fours."),
+    ("Real 2 - 1 City", "Real two to one City."),
     ("columns A–F", "columns ay to F."),
 )
