@@ -35,6 +35,7 @@ SPOKEN = {
     "2100 and 1,984": "two thousand one hundred and one thousand nine hundred and eighty four.",
     "on 2024-03-15": "on March fifteenth, twenty twenty four.",
     "pi is 3.14, not -3": "pi is three point one four, not minus three.",
+    "part #: 7, part # 8": "part number, seven, part number eight.",
     "it is ≈45, x ≈ 2": "it is about forty five, x is about two.",
     "pages 10-20, 1914–1918": "pages ten to twenty, nineteen fourteen to nineteen eighteen.",
     "1/2 a cup, 3/4 of it, 2/3": "one half a cup, three quarters of it, two thirds.",

@@ -23,6 +23,7 @@ _NAMED = pairs(
 _PAUSES = pairs(
     ", = , | ; = , | : = , | ( = , | ) = , | [ = , | ] = , | { = , | } = , | — = , | – = , | | = , | • = , | · = ,"
 )
+_LABEL = re.compile(r"(?i)\b(?:account|case|invoice|item|lot|model|order|part|phone|room|serial|ticket|tracking) $")
 _OF_ABOUT = re.compile(r"\b(?:is|are|was|were|be|takes?|took|in|at|of|for|by|to|with|from|than|lasts?) $")
 _CURRENCIES = ("$", "€", "£")
 _SILENT = frozenset("†‡\"'*_~^\\#←⇐‑¿¡⁻")
@@ -63,6 +64,8 @@ def read_sign(text: str, start: int, end: int) -> str | None:
             if length == 1 or sign == "°"
             else (f"{_NAMED[sign]} {_NAMED[sign]}" if length == 2 and sign not in "=" else ",")
         )
+    if sign == "#" and length == 1 and right in " :" and _LABEL.search(before(text, start)):
+        return "number"
     if sign == "#" and right and not right.isspace():
         return "hash" if left.isalnum() or not right.isalnum() else "number" if right.isdecimal() else "hashtag"
     if sign in "*%" and length == 1 and _BETWEEN.match(text, max(0, start - 2), end + 3):

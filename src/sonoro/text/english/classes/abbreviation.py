@@ -41,7 +41,7 @@ _DOTTED = pairs(
     "Oct = October | Nov = November | Dec = December | Mon = Monday | Tue = Tuesday | Tues = Tuesday | "
     "Wed = Wednesday | Thu = Thursday | Thurs = Thursday | Fri = Friday | cf = compare | viz = namely | ibid = ibid | "
     "Ave = Avenue | Blvd = Boulevard | Rd = Road | Ln = Lane | Hwy = Highway | Pkwy = Parkway | Sq = Square | "
-    "Expy = Expressway | acct = account"
+    "Expy = Expressway | acct = account | Weds = Wednesday | qty = quantity"
 )
 _DOTTED |= {word.capitalize(): said.capitalize() for word, said in _DOTTED.items() if word.islower()}
 """Expanded if a dot follows, which ends a sentence only before a usual first word."""

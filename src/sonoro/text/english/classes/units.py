@@ -23,7 +23,7 @@ _OWN = pairs(
     "Tbps = terabit(s) per second | sq ft = square foot/square feet | sq. ft. = square foot/square feet | "
     "sqft = square foot/square feet | sq m = square meter(s) | sq km = square kilometer(s) | sq mi = square mile(s) | "
     "cu ft = cubic foot/cubic feet | BTU = British thermal unit(s) | AU = astronomical unit(s) | "
-    "deg C = degree(s) Celsius | deg F = degree(s) Fahrenheit | "
+    "lm = lumen(s) | deg C = degree(s) Celsius | deg F = degree(s) Fahrenheit | "
     "c = cup(s) | pcs = piece(s) | px = pixel(s) | pt = point(s) | ° = degree(s) | °C = degree(s) Celsius | "
     "°F = degree(s) Fahrenheit | % = percent | ‰ = per mille | ¢ = cent(s) | lbs = pound(s) | ozs = ounce(s) | "
     "h = hour(s) | hr = hour(s) | hrs = hour(s) | min = minute(s) | mins = minute(s) | s = second(s) | "
