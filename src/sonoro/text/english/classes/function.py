@@ -19,7 +19,10 @@ _BOUNDS = re.compile(
 )
 _LIMIT = re.compile(r"lim ?_\((?P<what>[^()→]{1,8})→(?P<to>[^()]{1,8})\)")
 _SUMS = pairs("∑ = the sum | ∏ = the product | ∫ = the integral")
-_ABSOLUTE = re.compile(rf"\|(?=-?(?:{NUMBER}|[A-Za-z](?![A-Za-z])|[{LETTERS}])(?:[^|\n]{{0,24}}[\w)])?\||[A-Za-z]\|)")
+_ABSOLUTE = re.compile(
+    rf"\|(?=-?(?:{NUMBER}|[A-Za-z](?![A-Za-z])|[{LETTERS}])"
+    rf"(?:[^|\n]{{0,24}}[\w)]\||\|(?=\s?[-+*/=<>≤≥^]))|[A-Za-z]\|)"
+)
 _BY = re.compile(r"[x×](?= \()")
 _PRIME = re.compile(r"[fghuvy](?P<prime>'{1,2})(?=\(| ?=)")
 _SIMPLE = re.compile(r"\((?P<of>[a-z])\)")
@@ -84,6 +87,7 @@ EXAMPLES = (
     ("f'(x) = 2x and n!", "f prime of x equals two x and n factorial."),
     ("O(log(n)), P(A and B)", "O of log of n, P of A and B."),
     ("∑_(i=1)^n x_i, |x| < 5", "the sum from i equals one to n of x i, the absolute value of x, is less than five."),
+    ("in: |2016| out", "in, twenty sixteen, out."),
     ("|-4| = 4, E = hf", "the absolute value of minus four, equals four, E equals h f."),
     ("lim_(x→0) f(x)", "the limit as x goes to zero of f of x."),
 )

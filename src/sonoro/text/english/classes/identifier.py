@@ -26,7 +26,8 @@ _PLURAL = re.compile(r"(?P<name>[A-Z]{1,3})-?(?P<number>[1-9]\d{1,2})s(?!\w)")
 _SERIES = re.compile(r"(?:^|-)[A-Z]{1,4}-$")
 _PREFIX = re.compile(r"(?:pre|post|mid|anti|non|early|late|sub|super|trans|all|top|under|over)-\d")
 _CODED = re.compile(
-    r"(?i)\b(?:pnr|otp|code|ref|id|serial|plate|vin|tracking|consignment)(?: no\.?| number)?(?: is)?:? \#?$"
+    r"(?i)\b(?:pnr|otp|code|ref|id|serial|plate|vin|(?:tracking|consignment)(?= no| number|:))"
+    r"(?: no\.?| number)?(?: is)?:? #?$"
 )
 _LONG = re.compile(r"(?=[A-Z\d]{10})[A-Z\d]*\d[A-Z]+\d")
 """A code of ten characters or more, with digits before and behind its letters."""
@@ -113,5 +114,6 @@ EXAMPLES = (
     ("an F-150, the B-52s, US-101", "an F one fifty, the B fifty twos, U S one oh one."),
     ("an i9-12900K, Sections D.3 to D.6", "an i nine twelve nine hundred K, Sections D point three to D point six."),
     ("tracking no. 1Z999AA101", "tracking number one Z nine nine nine ay ay one zero one."),
+    ("tracking CVE-2021-3013", "tracking C V E twenty twenty one thirty thirteen."),
     ("your otp is ab9453", "your otp is ay b nine four five three."),
 )
