@@ -5,28 +5,34 @@ replaces replicas and proxies their responses."""
 
 import asyncio
 import os
+from dataclasses import asdict, fields
 from typing import Any
 
+import numpy as np
 from fastapi import FastAPI
+from numpy.typing import NDArray
+from prometheus_client import Histogram
 from pydantic import BaseModel, ConfigDict, Field
 from ray import serve
-from ray.serve.autoscaling_policy import replica_queue_length_autoscaling_policy
 from ray.serve.config import AutoscalingContext
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sonoro.core.config import EngineConfig
-from sonoro.core.errors import EngineError
+from sonoro.core.errors import ConfigError, EngineError
+from sonoro.scale_wait import LoadEstimate, ReplicaLoad, replicas_for
 from sonoro.server.app import create_app
 from sonoro.server.config import ServerConfig
+from sonoro.server.gate import Gate
+from sonoro.server.metrics import Metrics
 from sonoro.transport.fleet import Fleet
 from sonoro.transport.launch import Limits
 from sonoro.transport.messages import DEFAULT_FACTORY, WorkerSettings
 
-_WAIT = "queue_wait_s"
-
 _WATCH_S = 0.02
 """How often a replica checks its engines: without one it refuses requests that another would serve."""
+
+_LOOKS = round(1 / _WATCH_S)
 
 
 class Arguments(BaseModel):
@@ -34,10 +40,9 @@ class Arguments(BaseModel):
 
     `engine` and `server` are the sections of `sonoro serve --config`; address and idle timeout are Ray's. A replica has
     an engine on each of its `gpus`, or one on the CPU if that is 0. The number of replicas, from `min_replicas` to
-    `max_replicas`, keeps the requests per replica, waiting ones included, at `target_load` of its capacity; it grows
-    by one while requests wait longer than `target_wait_ms`. A replica that is removed has `drain_s` to finish its
-    requests. To share uploaded voices, replicas need the same `voices_folder`: a bucket, or a volume mounted on all
-    nodes."""
+    `max_replicas`, is as low as keeps the predicted mean wait for a first packet at `target_wait_ms`. A replica that is
+    removed has `drain_s` to finish its requests. To share uploaded voices, replicas need the same `voices_folder`: a
+    bucket, or a volume mounted on all nodes."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -51,8 +56,7 @@ class Arguments(BaseModel):
     cpus: float = Field(default=1.0, ge=0)
     min_replicas: int = Field(default=1, ge=1)
     max_replicas: int = Field(default=1, ge=1)
-    target_load: float = Field(default=0.7, gt=0, le=1)
-    target_wait_ms: float = Field(default=100.0, gt=0)
+    target_wait_ms: float = Field(default=100.0, gt=0, le=600_000)
     drain_s: float = Field(default=600.0, gt=0)
     health_check_s: float = Field(default=5.0, gt=0)
 
@@ -73,8 +77,10 @@ def app(args: dict[str, Any]) -> serve.Application:
     slots = config.slots * len(devices)
     # Any Host: requests come through Ray's proxy.
     server = ServerConfig.from_mapping({"allowed_hosts": ["*"], **wanted.server}).resolve(slots)
-    # Requests beyond these wait, at the gate or in an engine; Ray counts them as running.
-    at_once = min(slots, server.max_concurrency)
+    most_ms = server.max_queue_wait_ms
+    if wanted.max_replicas > wanted.min_replicas and wanted.target_wait_ms > most_ms:
+        asked = f"it must be at most max_queue_wait_ms, {most_ms}: who waits longer for a permit is refused"
+        raise ConfigError("target_wait_ms", wanted.target_wait_ms, asked)
     deployment = serve.deployment(
         name="sonoro",
         ray_actor_options={"num_gpus": wanted.gpus, "num_cpus": wanted.cpus},
@@ -83,9 +89,8 @@ def app(args: dict[str, Any]) -> serve.Application:
         autoscaling_config={
             "min_replicas": wanted.min_replicas,
             "max_replicas": wanted.max_replicas,
-            "target_ongoing_requests": max(1.0, wanted.target_load * at_once),
             "policy": {
-                "policy_function": ByLoadAndWait,
+                "policy_function": ByPredictedWait,
                 "policy_kwargs": {"target_wait_s": wanted.target_wait_ms / 1000},
             },
         },
@@ -108,6 +113,7 @@ class Replica:
         )
         self._fleet, self._config = Fleet(settings, devices, limits), server
         self._watching: asyncio.Task[None] | None = None
+        self._estimate = LoadEstimate()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Ray to build the application, in the event loop that will run it."""
@@ -125,13 +131,18 @@ class Replica:
             self._watching = asyncio.create_task(self._watch())
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Called by Ray periodically, for `ByLoadAndWait`."""
-        return {_WAIT: self._app.state.service.speech.gate.longest_wait_s}
+        """Called by Ray periodically, for `ByPredictedWait`."""
+        slots = self._fleet.settings.config.slots * len(self._fleet.replicas)
+        load = self._estimate.load(min(slots, self._config.max_concurrency) * self._fleet.ready_share)
+        return {**asdict(load), "predicted_wait_s": min(load.wait_s, self._config.max_queue_wait_ms / 1000)}
 
     async def _watch(self) -> None:
-        """Exit as soon as no engine is left; Ray would keep sending requests."""
-        while self._can_speak or self._app.state.service.is_ending:
+        """Note the load. Exit as soon as no engine is left; Ray would keep sending requests."""
+        service = self._app.state.service
+        seconds = _Seconds(service.speech.gate, service.metrics, self._estimate)
+        while self._can_speak or service.is_ending:
             await asyncio.sleep(_WATCH_S)
+            seconds.look()
         os._exit(1)
 
     @property
@@ -140,18 +151,49 @@ class Replica:
         return self._fleet.is_ready or (len(self._fleet.replicas) > 1 and self._fleet.closed_reason is None)
 
 
-class ByLoadAndWait:
-    """Autoscaling policy: as many replicas as the load asks for, and one more than now while the mean over replicas of
-    the longest wait exceeds `target_wait_s`. The load alone is not enough, as a batch counts as one request."""
+class _Seconds:
+    """Tells `estimate` what `gate` and `metrics` show of each second, in which `look` is called `_LOOKS` times."""
+
+    def __init__(self, gate: Gate, metrics: Metrics, estimate: LoadEstimate) -> None:
+        self._gate, self._metrics, self._estimate = gate, metrics, estimate
+        self._looks, self._running, self._waiting = 0, 0.0, 0.0
+        self._totals = self._read()
+
+    def look(self) -> None:
+        """Look once."""
+        self._looks += 1
+        self._running += self._gate.running / _LOOKS
+        self._waiting += self._gate.waiting / _LOOKS
+        if self._looks == _LOOKS:
+            totals = self._read()
+            (firsts, firsts_s), (ended, held_s), (spoken, rtf) = totals - self._totals
+            self._estimate.note(self._running, self._waiting, firsts, firsts_s)
+            if ended and spoken:
+                self._estimate.note_ended(self._running, held_s / ended, rtf / spoken)
+            self._looks, self._running, self._waiting, self._totals = 0, 0.0, 0.0, totals
+
+    def _read(self) -> NDArray[np.float64]:
+        """The count and the sum so far of first packets, of whole requests, and of their RTFs [3, 2]."""
+        shown = (self._metrics.first_packet, self._metrics.end_to_end, self._metrics.rtf)
+        return np.array([[_total(histogram, end) for end in ("_count", "_sum")] for histogram in shown])
+
+
+def _total(histogram: Histogram, end: str) -> float:
+    """The sum over all labels of the samples of `histogram` whose names have this `end`."""
+    return sum(one.value for metric in histogram.collect() for one in metric.samples if one.name.endswith(end))
+
+
+class ByPredictedWait:
+    """Autoscaling policy: `replicas_for` of what the replicas tell; as many as there are until they have."""
 
     def __init__(self, target_wait_s: float) -> None:
         self._target_wait_s = target_wait_s
 
     def __call__(self, context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
-        by_load, state = replica_queue_length_autoscaling_policy(context)
-        waits = (context.aggregated_metrics or {}).get(_WAIT, {}).values()
-        is_late = bool(waits) and sum(waits) / len(waits) > self._target_wait_s
-        return max(by_load, context.current_num_replicas + 1 if is_late else 0), state
+        told = context.aggregated_metrics or {}
+        names = [entry.name for entry in fields(ReplicaLoad)]
+        loads = [ReplicaLoad(*(told[name][replica] for name in names)) for replica in told.get(names[0], {})]
+        return replicas_for(loads, self._target_wait_s) if loads else context.target_num_replicas, {}
 
 
 class _Unnamed:

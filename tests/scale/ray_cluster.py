@@ -1,8 +1,9 @@
 """A Ray of this machine with the application of `sonoro.scale` on it, for as long as stdin is open.
 
 `python ray_cluster.py FOLDER`: its answers are lines that begin with `answer`. The first is the address; then
-`deploy builtin` (one replica of the built-in voice) and `deploy sine` (two of a slow sine), in place of what there is,
-are answered by how many deployments there were, `replicas` by how many are in which state.
+`deploy builtin` (one replica of the built-in voice), `deploy sine` (two of a slow sine) and `deploy scaled` (one of
+them, or two, as clients wait), in place of what there is, are answered by how many deployments there were, `replicas`
+by how many are in which state.
 """
 
 import socket
@@ -17,6 +18,7 @@ NAME = "speech"
 DEPLOYED = {
     "builtin": {"min_replicas": 1, "max_replicas": 1},
     "sine": {"model": "slow_live", "factory": "sine_models:load", "min_replicas": 2, "max_replicas": 2},
+    "scaled": {"model": "slow_live", "factory": "sine_models:load", "max_replicas": 2, "target_wait_ms": 40},
 }
 
 

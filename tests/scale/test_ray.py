@@ -23,7 +23,7 @@ from sessions import check_all
 from sine_engines import command_of, parent_of, until
 
 from sonoro.core.errors import ConfigError
-from sonoro.scale import ByLoadAndWait, app
+from sonoro.scale import ByPredictedWait, app
 
 pytestmark = pytest.mark.long
 
@@ -110,13 +110,20 @@ async def cluster() -> AsyncIterator[Cluster]:
 
 @pytest.mark.timeout(4 * RAY_GUARD_S)
 def test_on_a_local_ray_clients_notice_no_redeploy_and_a_death_only_where_it_spoke_to_them() -> None:
-    """The built-in voice is heard, and then two replicas of sines; the waits are for slow machines."""
+    """The built-in voice is heard, and a replica of sines, which gets another as clients wait; then there are always
+    two. The waits are for slow machines."""
 
     async def ask() -> None:
         clock = asyncio.get_running_loop().time
         async with cluster() as ray:
             await ray.tell("deploy builtin")
             assert BUILTIN.is_same((await ray.server.speak()).content, BUILTIN.spoken())
+            await ray.tell("deploy scaled")
+            assert not await ray.is_whole()
+            async with Crowd(ray.server, SINE) as crowd:
+                # It has four slots for eight clients: the others wait for longer than they should.
+                await until(ray.is_whole, RAY_GUARD_S)
+            assert {ended.how for ended in crowd.ended} == {"whole"}
             await ray.tell("deploy sine")
             await until(ray.is_whole, RAY_GUARD_S)
             await check_all(ray.server, SINE)
@@ -153,12 +160,15 @@ def test_what_is_wrong_with_the_arguments_is_refused_by_name() -> None:
         ({"max_replicas": "many"}, ValidationError, "max_replicas"),
         ({"engine": {"slot": 4}}, ConfigError, "slot: 4 is not allowed"),
         ({"server": {"max_waiting": -1}}, ConfigError, "max_waiting"),
+        ({"target_wait_ms": 0}, ValidationError, "target_wait_ms\n.*greater than 0.*input_value=0"),
+        ({"target_wait_ms": 700_000}, ValidationError, "target_wait_ms\n.*less than or equal to 600000.*=700000"),
+        ({"max_replicas": 2, "target_wait_ms": 6000}, ConfigError, "target_wait_ms: 6000.*at most.*5000"),
     ):
         with pytest.raises(kind, match=words):
             app(arguments)
 
 
-def test_replicas_are_added_before_requests_have_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_queues_nothing_that_the_gate_would(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, Any]] = []
     deployment = serve.deployment
 
@@ -167,42 +177,36 @@ def test_replicas_are_added_before_requests_have_to_wait(monkeypatch: pytest.Mon
         return deployment(**options)
 
     monkeypatch.setattr(serve, "deployment", note)
-    for arguments, target, most in (
-        ({"engine": {"slots": 64}}, 44.8, 64),
-        ({"engine": {"slots": 64}, "gpus": 2}, 89.6, 128),
-        ({"engine": {"slots": 64}, "server": {"max_concurrency": 10}}, 7, 10),
-        ({"engine": {"slots": 64}, "server": {"max_concurrency": 100}, "target_load": 1}, 64, 100),
-        ({"engine": {"slots": 1}}, 1, 1),
+    for arguments, most in (
+        ({"engine": {"slots": 64}}, 64),
+        ({"engine": {"slots": 64}, "gpus": 2}, 128),
+        ({"engine": {"slots": 64}, "server": {"max_concurrency": 10}}, 10),
+        ({"engine": {"slots": 64}, "server": {"max_concurrency": 100}, "target_wait_ms": 50}, 100),
     ):
         app(arguments)
         options = asked.pop()
-        assert options["autoscaling_config"]["target_ongoing_requests"] == pytest.approx(target)
+        policy = options["autoscaling_config"]["policy"]
+        assert policy["policy_kwargs"]["target_wait_s"] == arguments.get("target_wait_ms", 100) / 1000
         waiting_and_sessions = 2 * 1024
         assert options["max_ongoing_requests"] == most + waiting_and_sessions
 
 
 @pytest.mark.parametrize(
-    ("held", "waits_s", "wanted"),
-    [
-        (14, {}, 2),
-        (14, {"a": 0.0, "b": 0.05}, 2),
-        (14, {"a": 0.0, "b": 0.3}, 3),
-        (28, {"a": 0.5, "b": 0.5}, 4),
-        (7, {"a": 0.0, "b": 0.0}, 1),
-    ],
-    ids=["nobody waits yet", "a moment", "too long", "too many", "few"],
+    ("first_packets_s", "wanted"),
+    [({}, 2), ({"a": 0.02, "b": 0.02}, 1), ({"a": 0.02, "b": 0.12}, 1), ({"a": 0.1, "b": 0.15}, 4)],
+    ids=["nothing told yet", "one would do", "by the mean", "late"],
 )
-def test_replicas_are_added_by_load_and_while_requests_wait(
-    held: int, waits_s: dict[str, float], wanted: float
-) -> None:
-    """Two replicas, each of which may hold seven."""
+def test_replicas_are_added_by_the_wait_that_they_tell(first_packets_s: dict[str, float], wanted: int) -> None:
+    """Two replicas of 256 slots, whose times do not grow."""
+    told = {"running": 40.0, "waiting": 0.0, "capacity": 256.0, "held_s": 0.4, "growth": 0.0, "least_growth": 0.0}
+    metrics = {name: dict.fromkeys(first_packets_s, value) for name, value in told.items()}
     fields = dict.fromkeys(signature(AutoscalingContext).parameters) | {
         "current_num_replicas": 2,
-        "total_num_requests": held,
-        "aggregated_metrics": {"queue_wait_s": waits_s} if waits_s else {},
-        "config": AutoscalingConfig(target_ongoing_requests=7),
+        "target_num_replicas": 2,
+        "aggregated_metrics": {**metrics, "first_packet_s": first_packets_s, "predicted_wait_s": {}},
+        "config": AutoscalingConfig(),
     }
-    assert ByLoadAndWait(0.1)(AutoscalingContext(**fields))[0] == wanted
+    assert ByPredictedWait(0.1)(AutoscalingContext(**fields))[0] == wanted
 
 
 def test_the_manifest_describes_an_application_and_the_ray_that_is_pinned() -> None:

@@ -99,15 +99,12 @@ def test_who_came_first_enters_first() -> None:
                 entered.append(name)
 
         async with gate.acquire():
-            assert gate.longest_wait_s == 0
             waiting = [asyncio.create_task(enter(name)) for name in range(4)]
             await settle()
             assert gate.waiting == 4
-            await asyncio.sleep(0.05)
-            assert 0.04 < gate.longest_wait_s < 60
         await asyncio.gather(*waiting)
         assert entered == [0, 1, 2, 3]
-        assert (gate.waiting, gate.longest_wait_s) == (0, 0)
+        assert gate.waiting == 0
 
     run(queue())
 

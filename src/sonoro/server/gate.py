@@ -152,12 +152,6 @@ class Gate:
         """How many requests wait, in all fronts."""
         return self._table.total("waiting")
 
-    @property
-    def longest_wait_s(self) -> float:
-        """How long the oldest request that waits here has waited; 0 if none waits."""
-        oldest_s = [waiters[0].since_s for waiters in self._waiting.values() if waiters]
-        return asyncio.get_running_loop().time() - min(oldest_s) if oldest_s else 0.0
-
     @contextlib.asynccontextmanager
     async def acquire(self, owner: str = "", characters: int = 0) -> AsyncIterator[Permit]:
         """Acquire a permit for a request of `owner`, of a text of so many `characters`, for the block. Raises
