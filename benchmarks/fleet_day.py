@@ -21,10 +21,14 @@ from numpy.typing import NDArray
 from simulation import Load, Times, simulate
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError
+from sonoro.scale_wait import ReplicaLoad, replicas_for
 
-__all__ = ["Day", "Level", "fewest_hosts", "levels_of", "rates_by_hour", "rates_of", "walk"]
+__all__ = ["Autoscaler", "Day", "Level", "fewest_hosts", "levels_of", "rates_by_hour", "rates_of", "walk"]
 
 STEP_S = 30.0
+UP_S, DOWN_S = 30.0, 600.0
+"""Ray Serve's delays."""
+
 _STEPS = round(3600 / STEP_S)
 
 _SHARES = (0.05, 0.2, 0.4, 0.55, 0.7, 0.8, 0.87, 0.93, 0.98, 1.3)
@@ -42,8 +46,8 @@ class Day:
     """Arrivals and failures. `rates` are requests a second at even distances over 24 hours, the first at midnight.
 
     An engine fails every `gpu_mtbf_h` hours and is restarted within `gpu_restart_s`, a whole host every `host_mtbf_h`
-    and `host_restart_s`: assumptions, not measurements. `hosts`: 0 for one more than keep p95 below `target_ms`.
-    `days` are walked, for the failures. Raises `ConfigError`.
+    and `host_restart_s`; another host serves `host_start_s` after it was asked for: assumptions, not measurements.
+    `hosts`: 0 for one more than keep p95 below `target_ms`. `days` are walked, for the failures. Raises `ConfigError`.
     """
 
     rates: tuple[float, ...]
@@ -54,6 +58,7 @@ class Day:
     gpu_restart_s: float = 30.0
     host_mtbf_h: float = 2000.0
     host_restart_s: float = 1800.0
+    host_start_s: float = 300.0
     days: int = 7
 
     def __post_init__(self) -> None:
@@ -62,7 +67,7 @@ class Day:
         for name, least in (("hosts", 0), ("gpus_per_host", 1), ("days", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(name, getattr(self, name), f"it must be at least {least}")
-        for name in ("target_ms", "gpu_mtbf_h", "gpu_restart_s", "host_mtbf_h", "host_restart_s"):
+        for name in ("target_ms", "gpu_mtbf_h", "gpu_restart_s", "host_mtbf_h", "host_restart_s", "host_start_s"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(name, getattr(self, name), "it must be above 0")
 
@@ -97,6 +102,24 @@ class Level:
     dry: float
     held_s: float
     first_ms: NDArray[np.float64] = field(repr=False)
+
+    @property
+    def running(self) -> float:
+        """How many requests a GPU runs."""
+        return self.rps * (1 - self.refused) * self.held_s
+
+
+def load_at(levels: Sequence[Level], rps: float, slots: int) -> ReplicaLoad:
+    """What a GPU that gets `rps` tells of its load. It has learnt how times grow between the two levels around that."""
+    second = min(max(bisect.bisect_right([level.rps for level in levels], rps), 1), len(levels) - 1)
+    near = levels[second - 1 : second + 1]
+    rates, held_s = [level.rps for level in near], [level.held_s for level in near]
+    running = float(np.interp(rps, rates, [level.running for level in near]))
+    first_ms = float(np.interp(rps, rates, [level.first_ms.mean() for level in near]))
+    now_s = float(np.interp(rps, rates, held_s))
+    slope = (held_s[1] - held_s[0]) / max(near[1].running - near[0].running, 1e-9)
+    growth = min(1.0, max(0.0, slope * running / now_s))
+    return ReplicaLoad(running, 0.0, slots, first_ms / 1000, now_s, growth, growth)
 
 
 def levels_of(times: Times, config: EngineConfig, gpus: int, load: Load) -> list[Level]:
@@ -195,8 +218,37 @@ class _Sums:
         )
 
 
-def walk(day: Day, levels: Sequence[Level], hosts: int, seed: int = 0) -> list[Hour]:
-    """The hours of a fleet of so many `hosts`."""
+@dataclass
+class Autoscaler:
+    """Ray Serve with the policy of `sonoro.scale`, of replicas that are hosts of GPUs with `slots` each: what is wanted
+    for `UP_S` is added at once, one host that is not for `DOWN_S` goes. `target_s`: the mean wait for a first packet.
+    """
+
+    levels: Sequence[Level]
+    slots: int
+    target_s: float
+    least: int
+    _unwanted_s: float = 0.0
+    _missed_s: float = 0.0
+
+    def hosts(self, running: int, asked: int, rps: float) -> int:
+        """How many hosts there should be of `asked`, while `running` of them serve and their GPUs get `rps` each."""
+        if not running:
+            return max(asked, self.least)
+        wanted = max(self.least, replicas_for([load_at(self.levels, rps, self.slots)] * running, self.target_s))
+        self._missed_s = self._missed_s + STEP_S if wanted > asked else 0.0
+        self._unwanted_s = self._unwanted_s + STEP_S if wanted < asked else 0.0
+        if self._missed_s > UP_S or self._unwanted_s > DOWN_S:
+            self._missed_s = self._unwanted_s = 0.0
+            return wanted
+        return asked
+
+
+def walk(
+    day: Day, levels: Sequence[Level], hosts: int, seed: int = 0, autoscaler: Autoscaler | None = None
+) -> list[Hour]:
+    """The hours of a fleet of so many `hosts`, or as many as the `autoscaler` wants, of which that many begin. With
+    one, another host takes the place of a failed one."""
     draw, sums = np.random.default_rng(seed), [_Sums(levels) for _ in range(24)]
     # When each host runs again, and each engine that has failed on a host that runs.
     ready_s, down_s = [0.0] * hosts, list[float]()
@@ -206,13 +258,17 @@ def walk(day: Day, levels: Sequence[Level], hosts: int, seed: int = 0) -> list[H
         up = [number for number, again_s in enumerate(ready_s) if again_s <= now_s]
         failed = _failures(draw, len(up), day.host_mtbf_h)
         for number in up[:failed]:
-            ready_s[number] = now_s + day.host_restart_s
+            ready_s[number] = now_s + (day.host_restart_s if autoscaler is None else day.host_start_s)
         gpus = max(0, (len(up) - failed) * day.gpus_per_host - len(down_s))
         crashed = _failures(draw, gpus, day.gpu_mtbf_h)
         down_s += [now_s + day.gpu_restart_s] * crashed
         asked = day.rps(now_s / 3600) * STEP_S
         broken = crashed + failed * day.gpus_per_host
-        sums[step // _STEPS % 24].add(asked, gpus - crashed, hosts * day.gpus_per_host, broken)
+        sums[step // _STEPS % 24].add(asked, gpus - crashed, len(ready_s) * day.gpus_per_host, broken)
+        if autoscaler is not None and gpus > crashed:
+            wanted = autoscaler.hosts(len(up) - failed, len(ready_s), asked / STEP_S / (gpus - crashed))
+            # Those that do not serve yet go first.
+            ready_s = sorted(ready_s)[:wanted] + [now_s + day.host_start_s] * (wanted - len(ready_s))
     return [each.hour(number) for number, each in enumerate(sums)]
 
 

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from fleet_day import Day, fewest_hosts, levels_of, rates_by_hour, rates_of, rows_of, walk
+from fleet_day import Autoscaler, Day, fewest_hosts, levels_of, rates_by_hour, rates_of, rows_of, walk
 from simulation import Load, Times, simulate
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError
@@ -131,8 +131,13 @@ def _of_a_day(
     # One more, so that one may be down.
     hosts = bench.day.hosts or needed + 1
     hours = walk(bench.day, levels, hosts, bench.seed)
-    top |= {"hosts_needed": needed, "hosts": hosts, "gpu_hours_fixed": sum(hour.paid for hour in hours)}
-    yield from rows_of("fixed", hours)
+    # Two, so that one may be down.
+    autoscaler = Autoscaler(levels, config.slots, bench.day.target_ms / 1000, least=2)
+    scaled = walk(bench.day, levels, hosts, bench.seed, autoscaler)
+    top |= {"hosts_needed": needed, "hosts": hosts}
+    for fleet, of_fleet in (("fixed", hours), ("autoscaled", scaled)):
+        top[f"gpu_hours_{fleet}"] = sum(hour.paid for hour in of_fleet)
+        yield from rows_of(fleet, of_fleet)
 
 
 def _checked(

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fleet_day import MOST_REFUSED, Day, Level, fewest_hosts, levels_of, rates_by_hour, rates_of, walk
+from fleet_day import MOST_REFUSED, Autoscaler, Day, Level, fewest_hosts, levels_of, rates_by_hour, rates_of, walk
 from plan import PlanBench, arguments, run
 from simulation import Load, Times
 from sonoro.core.config import EngineConfig
@@ -80,6 +80,46 @@ def test_as_few_hosts_as_keep_the_target_in_every_hour() -> None:
         fewest_hosts(Day((1.0,), target_ms=10), LEVELS)
 
 
+def test_an_autoscaled_fleet_follows_the_day() -> None:
+    """It pays for fewer hosts by night and for enough by day, asks for them in time, and does not swing."""
+    day = Day(rates_by_hour(8000), gpu_mtbf_h=NEVER, host_mtbf_h=NEVER, days=2)
+    fixed = walk(day, LEVELS, fewest_hosts(day, LEVELS))
+    scaled = walk(day, LEVELS, 2, 0, Autoscaler(LEVELS, slots=100, target_s=0.1, least=1))
+    assert sum(hour.paid for hour in scaled) < 0.9 * sum(hour.paid for hour in fixed)
+    assert scaled[4].paid < 0.5 * scaled[16].paid
+    assert all(hour.ttfp_p95_ms <= 100 and hour.refused_permille == 0 for hour in scaled)
+    rising, falling = [hour.paid for hour in scaled[5:17]], [hour.paid for hour in scaled[17:]]
+    assert rising == sorted(rising)
+    assert falling == sorted(falling, reverse=True)
+
+
+def test_a_step_of_load_is_late_until_a_host_has_started() -> None:
+    """From one hour to the next five times as many come: requests are refused, and then they are not."""
+    rates = (400.0,) * 12 + (2000.0,) * 12
+    scaler = {"levels": LEVELS, "slots": 100, "target_s": 0.1, "least": 1}
+    slow, quick = (
+        walk(
+            Day(rates, gpu_mtbf_h=NEVER, host_mtbf_h=NEVER, days=1, host_start_s=start_s),
+            LEVELS,
+            1,
+            0,
+            Autoscaler(**scaler),
+        )
+        for start_s in (3600.0, 60.0)
+    )
+    assert sum(hour.refused_permille for hour in quick) < sum(hour.refused_permille for hour in slow)
+    assert quick[-2].refused_permille == slow[-2].refused_permille == 0
+
+
+def test_a_lost_host_is_replaced_by_another() -> None:
+    """A fixed fleet waits for its own."""
+    day = Day((1500.0,), gpu_mtbf_h=NEVER, host_mtbf_h=20.0, host_restart_s=36_000.0, days=10)
+    fixed = walk(day, LEVELS, 2, 3)
+    scaled = walk(day, LEVELS, 2, 3, Autoscaler(LEVELS, slots=100, target_s=0.1, least=2))
+    refused = [sum(hour.refused_permille for hour in hours) for hours in (fixed, scaled)]
+    assert refused[1] < 0.5 * refused[0]
+
+
 def test_a_host_is_simulated_from_idle_to_more_than_it_can_do() -> None:
     frame, engine = (json.loads((RESULTS / f"{kind}-{MODEL}.json").read_text()) for kind in ("frame", "engine"))
     times = Times.of(frame, engine)
@@ -99,6 +139,8 @@ def test_the_bench_plans_a_day(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["rows"] == result["rows"]
     assert result["hosts"] == result["hosts_needed"] + 1
     assert result["gpu_hours_fixed"] == 24 * result["hosts"]
+    assert result["gpu_hours_autoscaled"] >= 24 * 2
+    assert {row["fleet"] for row in result["rows"]} == {"fixed", "autoscaled"}
     rows = [row for row in result["rows"] if row["fleet"] == "fixed"]
     assert [row["hour"] for row in rows] == [*range(24)]
     assert all(row["ttfp_p95_ms"] <= 60 for row in rows)
