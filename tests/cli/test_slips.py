@@ -14,6 +14,7 @@ __all__ = ["sonoro"]
 
 SLIPS = {
     "say": "give one, as in sonoro say",
+    "read": "give one, as in sonoro read",
     "say ''": 'give at least one that is not white space, as in "Good morning."',
     "say '?!'": "it must hold at least one letter or digit",
     "serv": "sonoro serve",

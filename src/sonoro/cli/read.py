@@ -37,7 +37,7 @@ def read(
 ) -> None:
     """Print TEXT as the built-in voice will say it: words, and marks of pauses; on stderr what it leaves out."""
     known = cast("TextFormat", text_format or "auto")
-    given = read_text(" ".join(text) if text else None, file)
+    given = read_text(" ".join(text) if text else None, file, "read")
     request = SpeechRequest(id="", text=given, text_format=known)
     reading = read_english(request.text, request.text_format, locale=_locale(voice))
     if json_:

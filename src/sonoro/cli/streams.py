@@ -36,10 +36,11 @@ def show(*lines: str) -> None:
         raise OutputError(f"cannot write stdout: {error.strerror}") from error
 
 
-def read_text(text: str | None, file: Path | None) -> str:
-    """The text of an argument, of stdin for "-", or of a file. Raises `InvalidRequest`."""
+def read_text(text: str | None, file: Path | None, command: str = "say") -> str:
+    """The text of an argument of `command`, of stdin for "-", or of a file. Raises `InvalidRequest`."""
     if text is None and file is None:
-        raise InvalidRequest("text", None, 'give one, as in sonoro say "Good morning.", or - for stdin, or --file FILE')
+        example = f'sonoro {command} "Good morning."'
+        raise InvalidRequest("text", None, f"give one, as in {example}, or - for stdin, or --file FILE")
     if text is not None and file is not None:
         raise InvalidRequest("text", text, f"--file {file} is given too; leave one of them out")
     try:
