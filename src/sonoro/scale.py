@@ -192,7 +192,9 @@ class ByPredictedWait:
     def __call__(self, context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
         told = context.aggregated_metrics or {}
         names = [entry.name for entry in fields(ReplicaLoad)]
-        loads = [ReplicaLoad(*(told[name][replica] for name in names)) for replica in told.get(names[0], {})]
+        # During an update some tell what others do not.
+        replicas = set.intersection(*({*told.get(name, {})} for name in names))
+        loads = [ReplicaLoad(*(told[name][replica] for name in names)) for replica in replicas]
         return replicas_for(loads, self._target_wait_s) if loads else context.target_num_replicas, {}
 
 

@@ -207,6 +207,10 @@ def test_replicas_are_added_by_the_wait_that_they_tell(first_packets_s: dict[str
         "config": AutoscalingConfig(),
     }
     assert ByPredictedWait(0.1)(AutoscalingContext(**fields))[0] == wanted
+    metrics["running"]["of the version before"] = 1000.0
+    assert ByPredictedWait(0.1)(AutoscalingContext(**fields))[0] == wanted
+    fields["aggregated_metrics"] = {"queue_wait_s": {"a": 3.0}}
+    assert ByPredictedWait(0.1)(AutoscalingContext(**fields))[0] == 2
 
 
 def test_the_manifest_describes_an_application_and_the_ray_that_is_pinned() -> None:
