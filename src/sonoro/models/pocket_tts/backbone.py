@@ -3,14 +3,12 @@
 import torch
 from torch import Tensor, nn
 
-from sonoro.nn.flow_head import FlowHead
 from sonoro.nn.gelu import GeluLayer
 from sonoro.nn.linear import Linear, lay_out_by_input
 from sonoro.nn.transformer import DecoderStack
 
 from .config import ModelConfig
-
-FEWEST_STEPS, MOST_STEPS = 1, 16  # of the flow head; the released ones were distilled for one
+from .flow import FlowHead
 
 
 class FlowLM(nn.Module):
@@ -30,8 +28,7 @@ class FlowLM(nn.Module):
         self.transformer = DecoderStack(config.backbone, layer=GeluLayer)
         self.z_proj = Linear(width, sizes.z_dim, bias=False) if sizes.z_dim else None
         self.out_eos = Linear(sizes.z_dim or width, 1)
-        flow = sizes.flow
-        self.flow_net = FlowHead(flow.type, flow.dim, flow.depth, latents, sizes.z_dim or width)
+        self.flow_net = FlowHead(sizes.flow, latents, sizes.z_dim or width)
 
     @staticmethod
     def is_wide(name: str) -> bool:
@@ -49,10 +46,9 @@ class FlowLM(nn.Module):
         self.requires_grad_(False).eval()
         # The files have interleaved rotary pairs.
         self.transformer.split_pairs()
-        self.flow_net.finalize()
+        self.flow_net.make_times()
         if self.weight.device.type == "cpu":
             lay_out_by_input(self)
-            self.flow_net.share()
 
     def embed(self, ids: Tensor) -> Tensor:
         """The transformer's inputs [T, H] for `ids` [T]: of text, or one past them for the first frame."""

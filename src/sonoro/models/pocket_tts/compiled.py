@@ -5,17 +5,15 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from sonoro.models.shared import compiled as shared
 from sonoro.native.library import CompiledCode, Product, Room, Stack, Watch
-from sonoro.nn import flow_head
 
+from . import flow as reference
 from .backbone import FlowLM
 from .frame import EARLIEST_END
 from .state import FrameState, prefill
@@ -64,11 +62,10 @@ class CompiledLM(shared.PackedWeights):
 
 
 def _roots(lm: FlowLM) -> list[nn.Module]:
-    """All that a frame runs, but for what is joined to one product."""
+    """All that a frame runs."""
     head = lm.flow_net
-    blocks = [cast(flow_head.FlowBlock, block).mlp for block in head.res_blocks]
-    own = (lm.transformer, lm.z_proj or nn.Identity(), lm.out_eos, lm.input_linear)
-    return [*own, head.cond_embed, head.input_proj, head.modulations, head.final_layer["linear"], *blocks]
+    own = (head.cond_embed, head.input_proj, head.modulations, head.res_blocks, head.output)
+    return [lm.transformer, lm.z_proj or nn.Identity(), lm.out_eos, lm.input_linear, *own]
 
 
 class CompiledFrame:
@@ -87,10 +84,10 @@ class CompiledFrame:
         flow.backbone = shared.stack_of(compiled, addresses, lm.transformer, state.cache, state.rotary, state.watch)
         given, positions = lm.out_eos.in_features, len(state.rotary[0])
         flow.room = shared.room_of(addresses, (config,), _ROWS, positions=positions, logits=1, hidden=given)
+        flow.head = self._head(head)
         width, modulated = head.cond_embed.out_features, head.modulations.out_features
         sizes = (width, width, modulated, width, max(width, head.latents), head.latents)
-        flow.flow = (c_void_p * 6)(*(at(torch.zeros(self.most * size)) for size in sizes))
-        flow.head = _head(compiled, addresses, head)
+        flow.flow = (c_void_p * len(sizes))(*(at(torch.zeros(self.most * size)) for size in sizes))
         if lm.z_proj is not None:
             flow.projection = compiled.product(lm.z_proj)
         flow.end, flow.input = compiled.product(lm.out_eos), compiled.product(lm.input_linear)
@@ -104,22 +101,21 @@ class CompiledFrame:
     def frame(self, slots: Tensor) -> None:
         """A frame for each of `slots` [B] int64, at most `most`."""
         assert slots.shape[0] <= self.most
-        given = slots.data_ptr(), slots.shape[0], self._stepped.data_ptr()
-        self._step(ctypes.byref(self._flow), *given)
+        self._step(ctypes.byref(self._flow), slots.data_ptr(), slots.shape[0], self._stepped.data_ptr())
 
     def prefill(self, tokens: Tensor) -> None:
         """`SpeechModel.prefill`."""
         prefill(self._compiled.lm, self._state, tokens, self._run)
 
-
-def _head(weights: shared.PackedWeights, addresses: shared.Addresses, head: flow_head.FlowHead) -> FlowHead:
-    product, at, width = weights.product, addresses.at, head.cond_embed.out_features
-    blocks = (FlowBlock * len(head.res_blocks))()
-    for to, block in zip(blocks, cast(Sequence[flow_head.FlowBlock], head.res_blocks), strict=True):
-        to.inner, to.outer = product(block.mlp["0"]), product(block.mlp["2"])
-        to.norm, to.bias = map(at, shared.affine(block.in_ln))
-    return FlowHead(
-        product(head.cond_embed), product(head.input_proj), product(head.modulations, head.modulation_bias),
-        product(head.final_layer["linear"]), blocks, at(head.times), at(torch.ones(width)), at(torch.zeros(width)),
-        len(blocks), head.steps, FlowHead.KINDS.index(head.kind), width, head.latents, head.eps,
-    )  # fmt: skip
+    def _head(self, head: reference.FlowHead) -> FlowHead:
+        product, at, width = self._compiled.product, self._kept.at, head.cond_embed.out_features
+        blocks = (FlowBlock * len(head.res_blocks))()
+        for to, block in zip(blocks, head.res_blocks, strict=True):
+            assert isinstance(block, reference.FlowBlock)
+            to.inner, to.outer = product(block.mlp["0"]), product(block.mlp["2"])
+            to.norm, to.bias = map(at, shared.affine(block.in_ln))
+        parts = (head.cond_embed, head.input_proj, head.modulations, head.output)
+        return FlowHead(
+            *map(product, parts), blocks, at(head.times), at(torch.ones(width)), at(torch.zeros(width)),
+            len(blocks), head.steps, FlowHead.KINDS.index(head.kind), width, head.latents, reference.BLOCK_EPS,
+        )  # fmt: skip

@@ -24,9 +24,9 @@ from sonoro.text.splitting import SpokenText
 
 from . import frame, voice, weights
 from . import state as by_slot
-from .backbone import FEWEST_STEPS, MOST_STEPS
 from .compiled import CompiledFrame, CompiledLM
 from .config import RELEASED, ModelConfig, configuration_file, read
+from .flow import FEWEST_STEPS, MOST_STEPS
 from .prompt import CONTROLS, PocketPrompt, PromptBuilder, load_tokenizer, tokenizer_file
 from .state import FrameState
 from .voice import PocketVoice

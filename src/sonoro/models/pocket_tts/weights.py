@@ -39,6 +39,12 @@ _LAYER = {
     "self_attn_layer_scale": "layer_scale_1",
     "mlp_layer_scale": "layer_scale_2",
 }
+_SPELLINGS = {
+    "transformer.norm.": "out_norm.",
+    "speaker_proj.weight": "speaker_proj_weight",
+    "flow_net.output.": "flow_net.final_layer.linear.",
+    ".alpha": ".mlp.3.alpha",
+}
 _RENAMES = UNIT_NAMES | {
     r"^decoder\.output_proj\.conv\.": "mimi.quantizer.output_proj.",
     r"^decoder\.upsample\.conv\.": "mimi.upsample.convtr.convtr.",
@@ -82,9 +88,15 @@ _CODEC_FILE = CodecFile(
 
 def _spelled(name: str) -> str:
     """The released name of the language model's tensor `name`."""
-    return _LM + name.replace("transformer.out_norm.", "out_norm.").replace(
-        "speaker_proj.weight", "speaker_proj_weight"
-    )
+    for ours, theirs in _SPELLINGS.items():
+        name = name.replace(ours, theirs)
+    return _LM + name
+
+
+def _modulations(depth: int) -> dict[str, int]:
+    """Shift, scale and gate of each of `depth` blocks; shift and scale of the output."""
+    parts = {f"res_blocks.{index}": 3 for index in range(depth)} | {"final_layer": 2}
+    return {f"{part}.adaLN_modulation.1": share for part, share in parts.items()}
 
 
 FILES = ModelFiles(
@@ -92,8 +104,7 @@ FILES = ModelFiles(
     finalize=FlowLM.finalize,
     fusions=lambda config, names: (
         *_layer_names("transformer.layers."),
-        # The norm of the stack stands beside it.
-        Fusion("transformer.norm.", "norm", {"out_norm": 1}),
+        Fusion("flow_net.", "modulations", _modulations(config.flow_lm.flow.depth)),
     ),
     parts=_PARTS,
     codec=_CODEC_FILE,
