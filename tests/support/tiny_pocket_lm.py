@@ -12,9 +12,10 @@ from parity import Case, load
 from sonoro.core.types import SamplingParams
 from sonoro.models.pocket_tts.config import ModelConfig, read
 from sonoro.models.pocket_tts.model import FAMILY, PocketTTS
-from sonoro.models.pocket_tts.prompt import PocketPrompt, PromptBuilder, load_tokenizer
+from sonoro.models.pocket_tts.prompt import PocketPrompt, PromptBuilder, find_tokenizer
 from sonoro.models.pocket_tts.voice import PocketVoice, read_voice
 from sonoro.nn.stored import read_all
+from sonoro.nn.tokenizer import TextTokenizer
 from sonoro.runtime.sampling import Controls
 
 NEVER = 1e9
@@ -48,7 +49,7 @@ def _parts() -> tuple[ModelConfig, PromptBuilder, tuple[PocketVoice, ...]]:
         config = read(folder)
         given = SimpleNamespace(config=config, weight=torch.zeros(1))
         voices = tuple(read_voice(given, config.voices[name], read_all(config.voices[name])) for name in names)
-        return config, PromptBuilder(config, load_tokenizer(config, folder)), voices
+        return config, PromptBuilder(config, TextTokenizer.from_file(find_tokenizer(config, folder))), voices
 
 
 def controls(

@@ -6,36 +6,27 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers
 
-from sonoro.core.errors import CheckpointError, CheckpointNotFound
-from sonoro.nn.tokenizer import TextTokenizer, library_border
-
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _PIECES, _TRAINER = 1, 2
 _UNKNOWN = 2
 _MODEL_TYPE, _UNIGRAM = 3, 1
 
 
-def read_unigram(file: Path) -> TextTokenizer:
+def read_unigram(file: str) -> Tokenizer:
     """The tokeniser of a `.model` file: unigram, byte fallback, text as it stands with a space in front, for which
-    pieces have `▁`. Raises `CheckpointNotFound` or `CheckpointError` naming the file."""
-    if not file.is_file():
-        raise CheckpointNotFound(f"{file} does not exist")
-    try:
-        pieces = list(_pieces(memoryview(file.read_bytes())))
-    except (OSError, ValueError, IndexError, TypeError, KeyError) as error:
-        raise CheckpointError(f"{file} is no SentencePiece unigram model: {error}") from error
+    pieces have `▁`. Raises any exception for another file."""
+    pieces = list(_pieces(memoryview(Path(file).read_bytes())))
     if not pieces:
-        raise CheckpointError(f"{file} is no SentencePiece unigram model: it has no pieces")
+        raise ValueError("it has no pieces")
     unknown = next((number for number, (_, _, kind) in enumerate(pieces) if kind == _UNKNOWN), None)
-    with library_border(f"{file} is no SentencePiece unigram model"):
-        vocabulary = [(piece, score) for piece, score, _ in pieces]
-        tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=unknown, byte_fallback=True))
+    vocabulary = [(piece, score) for piece, score, _ in pieces]
+    tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=unknown, byte_fallback=True))
     # A pre-tokeniser (Metaspace) would be wrong for texts that begin with a space.
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
-    return TextTokenizer(tokenizer)
+    return tokenizer
 
 
 def _pieces(message: memoryview) -> Iterator[tuple[str, float, int]]:

@@ -1,4 +1,4 @@
-"""The tokeniser of a checkpoint's tokenizer.json, or a byte-level stand-in for random weights."""
+"""The tokeniser in a file of a checkpoint, of either form, or a byte-level stand-in for random weights."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import NoReturn
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, border
+from sonoro.nn.sentencepiece import read_unigram
 
 
 def library_border(complaint: str) -> AbstractContextManager[None]:
@@ -30,11 +31,16 @@ class TextTokenizer:
     @classmethod
     def from_folder(cls, folder: Path) -> TextTokenizer:
         """The tokeniser of a checkpoint folder. Raises `CheckpointNotFound` or `CheckpointError` naming the file."""
-        file = folder / "tokenizer.json"
+        return cls.from_file(folder / "tokenizer.json")
+
+    @classmethod
+    def from_file(cls, file: Path) -> TextTokenizer:
+        """The tokeniser in `file`: a tokenizer.json, or a SentencePiece `.model`. Raises as `from_folder`."""
         if not file.is_file():
             raise CheckpointNotFound(f"{file} does not exist")
-        with library_border(f"{file} is no tokeniser"):
-            return cls(Tokenizer.from_file(str(file)))
+        is_pieces = file.suffix == ".model"
+        with library_border(f"{file} is no {'SentencePiece unigram model' if is_pieces else 'tokeniser'}"):
+            return cls(read_unigram(str(file)) if is_pieces else Tokenizer.from_file(str(file)))
 
     @classmethod
     def stand_in(cls, special: Mapping[str, int], *, first: int = 0) -> TextTokenizer:

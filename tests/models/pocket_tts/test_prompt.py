@@ -10,8 +10,7 @@ from tiny_pocket_lm import NEVER, cases, controls, model_of
 
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, InvalidRequest
 from sonoro.models.pocket_tts.config import read
-from sonoro.models.pocket_tts.prompt import TextRules, load_tokenizer, most_frames
-from sonoro.nn.sentencepiece import read_unigram
+from sonoro.models.pocket_tts.prompt import TextRules, find_tokenizer, most_frames
 from sonoro.nn.tokenizer import TextTokenizer
 from sonoro.text.splitting import SpokenText
 
@@ -25,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("form", ["tokenizer.json", "tokenizer.model"])
 def test_texts_are_prepared_and_cut_as_the_official_package_does(reference_root: Path, folder: Path, form: str) -> None:
-    tokenizer = TextTokenizer.from_folder(folder) if form.endswith("json") else read_unigram(folder / form)
+    tokenizer = TextTokenizer.from_file(folder / form)
     config, stored = read(folder), cases("texts", reference_root)
     assert len(stored) == 45
     for case in stored.values():
@@ -46,7 +45,7 @@ def test_texts_are_prepared_and_cut_as_the_official_package_does(reference_root:
 
 
 def test_both_forms_of_the_tokenizer_know_the_same_ids(folder: Path) -> None:
-    ours, released = read_unigram(folder / "tokenizer.model"), TextTokenizer.from_folder(folder)
+    ours, released = TextTokenizer.from_file(folder / "tokenizer.model"), TextTokenizer.from_folder(folder)
     texts = (" Hello, world!", "a  b", "café 14½", "", " ", "x\ty\n", "日本 😀", "▁x", "...", "it's (so)")
     assert ours.vocabulary == released.vocabulary
     for text in texts:
@@ -66,10 +65,10 @@ def test_both_forms_of_the_tokenizer_know_the_same_ids(folder: Path) -> None:
 def test_a_file_that_is_no_unigram_model_is_named(tmp_path: Path, data: bytes, reason: str) -> None:
     file = tmp_path / "tokenizer.model"
     with pytest.raises(CheckpointNotFound, match=r"tokenizer\.model"):
-        read_unigram(file)
+        TextTokenizer.from_file(file)
     file.write_bytes(data)
     with pytest.raises(CheckpointError, match=f"tokenizer.model is no SentencePiece unigram model: {reason}"):
-        read_unigram(file)
+        TextTokenizer.from_file(file)
 
 
 def test_releases_that_share_a_tokenizer_find_it_beside_them(folder: Path, tmp_path: Path) -> None:
@@ -77,10 +76,12 @@ def test_releases_that_share_a_tokenizer_find_it_beside_them(folder: Path, tmp_p
     (tmp_path / "english_2026-10").mkdir()
     (tmp_path / "english_2026-09").mkdir()
     (tmp_path / "english_2026-09" / "tokenizer.json").write_text(text)
-    found = load_tokenizer(read("pocket-english_2026-10"), tmp_path / "english_2026-10")
+    found = TextTokenizer.from_file(find_tokenizer(read("pocket-english_2026-10"), tmp_path / "english_2026-10"))
     assert found.encode("Hello world.") == TextTokenizer.from_folder(folder).encode("Hello world.")
     with pytest.raises(CheckpointNotFound, match=r"english_2026-10/tokenizer\.json"):
-        load_tokenizer(read("pocket-english_2026-10"), tmp_path / "elsewhere" / "english_2026-10")
+        TextTokenizer.from_file(
+            find_tokenizer(read("pocket-english_2026-10"), tmp_path / "elsewhere" / "english_2026-10")
+        )
 
 
 def test_a_prompt_is_the_voice_the_text_and_the_first_frame() -> None:

@@ -5,6 +5,7 @@ A released folder has no configuration: `configs/released.yaml` holds those of a
 import functools
 import math
 import re
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -171,6 +172,10 @@ class YamlConfig(_Strict, frozen=True, kw_only=True):
     default_temperature: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.3
     default_eos_threshold: float = -4.0
 
+    @property
+    def tokenizer_file(self) -> str:
+        return "tokenizer.json" if self.flow_lm.lookup_table.tokenizer == "tokenizers" else "tokenizer.model"
+
 
 class ModelConfig(YamlConfig, frozen=True, kw_only=True):
     """A checkpoint: its configuration, the language that it speaks, files of voices by name (None: a stand-in), and the
@@ -212,8 +217,8 @@ def read(source: Path | str) -> ModelConfig:
     name, found = source.resolve().name, configuration_file(source)
     if found is not None:
         return _built(yaml_values(found), str(found), name, voices)
-    if name not in _released():
-        reason = f"it has no {CONFIG_FILES[0]}, and is named like none of {', '.join(_released())}"
+    if name not in _tables()["releases"]:
+        reason = f"it has no {CONFIG_FILES[0]}, and is named like none of {', '.join(_tables()['releases'])}"
         raise CheckpointError(f"{source} cannot be read as Pocket TTS: {reason}")
     return _of_release(name, str(source), voices)
 
@@ -228,17 +233,7 @@ def _tables() -> Any:
     return yaml.safe_load((resources.files(__package__) / "configs" / "released.yaml").read_text("utf-8"))
 
 
-@functools.cache
-def _released() -> dict[str, Any]:
-    """The configurations of all releases: their parts, merged."""
-    table = _tables()
-    return {
-        name: table["sizes"][size] | table["texts"][text] | {key: value for part in more for key, value in part.items()}
-        for name, (size, text, *more) in table["releases"].items()
-    }
-
-
-RELEASED = {PREFIX + name: f"{HUB}/languages/{name}" for name in _released()}
+RELEASED = {PREFIX + name: f"{HUB}/languages/{name}" for name in _tables()["releases"]}
 """Released configurations, and where the hub has their weights."""
 
 
@@ -250,7 +245,7 @@ def _language(name: str) -> str:
 
 def _of_release(name: str, where: str, voices: dict[str, Path | None]) -> ModelConfig:
     heads = msgspec.convert({"text_first": _tables()["word_heads"].get(name)}, WordHeads)
-    return msgspec.structs.replace(_built(_released()[name], where, name, voices), word_heads=heads)
+    return msgspec.structs.replace(_built(_tables()["releases"][name], where, name, voices), word_heads=heads)
 
 
 def _built(values: Any, where: str, name: str, voices: dict[str, Path | None]) -> ModelConfig:
@@ -264,31 +259,24 @@ def _built(values: Any, where: str, name: str, voices: dict[str, Path | None]) -
     return config
 
 
-def _expected(config: ModelConfig) -> list[tuple[str, object, object]]:
+def _expected(config: ModelConfig) -> Iterator[tuple[str, object, object]]:
     """Keys with their values and the only supported ones."""
     lm, codec = config.flow_lm, config.mimi
     (net, windows), ratios = codec.decoding, math.prod(codec.seanet.ratios)
-    stack = (config.backbone, windows.window, codec.transformer.window)
-    own: list[tuple[str, object, object]] = [("flow_lm.lookup_table.dim", lm.lookup_table.dim, lm.transformer.d_model)]
-    widths = (lm.transformer.attn_dim or lm.transformer.d_model, windows.d_model, codec.transformer.d_model)
-    # A rotary embedding turns pairs.
-    own += [
-        ("width of all heads", width, sizes.heads * (width // sizes.heads // 2 * 2))
-        for width, sizes in zip(widths, stack, strict=True)
-    ]
-    own += [
-        ("mimi.channels", codec.channels, 1),
-        ("mimi.frame_rate", codec.frame_rate, codec.sample_rate / codec.hop),
-        ("samples per frame, modulo the ratios", codec.hop % ratios, 0),
-        ("mimi.outer_dim", codec.outer_dim, codec.quantizer.output_dimension),
-        ("mimi.quantizer.output_dimension", codec.quantizer.output_dimension, windows.d_model),
-        ("mimi.quantizer.dimension, modulo 2", codec.quantizer.dimension % 2, 0),
-        ("mimi.transformer.d_model", codec.transformer.d_model, codec.seanet.dimension),
-        ("mimi.decoder_transformer.d_model", windows.d_model, net.dimension),
-    ]
+    yield "flow_lm.lookup_table.dim", lm.lookup_table.dim, lm.transformer.d_model
+    widths = lm.transformer.attn_dim or lm.transformer.d_model, windows.d_model, codec.transformer.d_model
+    for width, sizes in zip(widths, (config.backbone, windows.window, codec.transformer.window), strict=True):
+        # A rotary embedding turns pairs.
+        yield "width of all heads", width, sizes.heads * (width // sizes.heads // 2 * 2)
+    yield "mimi.channels", codec.channels, 1
+    yield "mimi.frame_rate", codec.frame_rate, codec.sample_rate / codec.hop
+    yield "samples per frame, modulo the ratios", codec.hop % ratios, 0
+    yield "mimi.outer_dim", codec.outer_dim, codec.quantizer.output_dimension
+    yield "mimi.quantizer.output_dimension", codec.quantizer.output_dimension, windows.d_model
+    yield "mimi.quantizer.dimension, modulo 2", codec.quantizer.dimension % 2, 0
+    yield "mimi.transformer.d_model", codec.transformer.d_model, codec.seanet.dimension
+    yield "mimi.decoder_transformer.d_model", windows.d_model, net.dimension
     for part in (codec.seanet, net):
-        supported = (3, 1, "constant", 2, 1)
         given = (len(part.ratios), part.n_residual_layers, part.pad_mode, part.compress, part.channels)
-        own += [("ratios, layers, pad_mode, compress and channels of mimi.seanet", given, supported)]
-        own += [("product of ratios", math.prod(part.ratios), ratios)]
-    return own
+        yield "ratios, layers, pad_mode, compress and channels of mimi.seanet", given, (3, 1, "constant", 2, 1)
+        yield "product of ratios", math.prod(part.ratios), ratios

@@ -27,7 +27,7 @@ from . import state as by_slot
 from .compiled import CompiledFrame, CompiledLM
 from .config import RELEASED, ModelConfig, configuration_file, read
 from .flow import FEWEST_STEPS, MOST_STEPS
-from .prompt import CONTROLS, PocketPrompt, PromptBuilder, load_tokenizer, tokenizer_file
+from .prompt import CONTROLS, PocketPrompt, PromptBuilder, find_tokenizer
 from .state import FrameState
 from .voice import PocketVoice
 from .weights import PocketModules
@@ -175,9 +175,11 @@ FAMILY = Family(
     read=read,
     files=weights.FILES,
     tokenizer=lambda config, folder: (
-        TextTokenizer.stand_in({}, first=CONTROLS) if folder is None else load_tokenizer(config, folder)
+        TextTokenizer.stand_in({}, first=CONTROLS)
+        if folder is None
+        else TextTokenizer.from_file(find_tokenizer(config, folder))
     ),
-    tokenizer_file=tokenizer_file,
+    tokenizer_file=lambda config: config.tokenizer_file,
     model=PocketTTS,
     spec=spec_of,
     sizes=_sizes,

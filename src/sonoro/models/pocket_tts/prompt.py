@@ -6,8 +6,8 @@ values, are never run: they name the voice, for the prefix cache."""
 
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,6 @@ import numpy as np
 from sonoro.core.errors import CheckpointError, InvalidRequest
 from sonoro.core.types import check_text
 from sonoro.models.shared.slots import RowPrompt
-from sonoro.nn.sentencepiece import read_unigram
 from sonoro.nn.tokenizer import TextTokenizer
 from sonoro.runtime.sampling import Controls
 from sonoro.text.splitting import SpokenText, joined, replaced
@@ -58,7 +57,7 @@ class TextRules:
         if config.append_terminal_punctuation:
             text = _ended(text)
         if config.pad_with_spaces_for_short_inputs and len(text.text.split()) < _PADDED_WORDS:
-            text = joined([SpokenText(" " * _SPACES, lambda: [(0, 0)] * _SPACES), text])
+            text = joined([SpokenText(""), text], " " * _SPACES)
         return text
 
     def _cleaned(self, text: SpokenText) -> SpokenText:
@@ -86,11 +85,8 @@ class TextRules:
         clauses of a longer sentence. A chunk is prepared again when it is spoken."""
         pieces: list[tuple[int, SpokenText]] = []
         for count, sentence in self._cut(self.prepare(text).stripped(), self._ends, skips_decimals=True):
-            clauses = [(count, sentence)]
-            if count > MOST_TOKENS:
-                cut = self._cut(sentence.stripped(), self._clause_ends)
-                clauses = cut if len(cut) > 1 else clauses
-            pieces += clauses
+            cut = self._cut(sentence.stripped(), self._clause_ends) if count > MOST_TOKENS else []
+            pieces += cut if len(cut) > 1 else [(count, sentence)]
         chunks: list[list[SpokenText]] = []
         total = 0
         for count, piece in pieces:
@@ -105,15 +101,14 @@ class TextRules:
     def _cut(self, text: SpokenText, ends: set[int], *, skips_decimals: bool = False) -> list[tuple[int, SpokenText]]:
         """`text` cut after each run of the tokens `ends`, with the number of tokens of each part."""
         ids, spans = self.tokenizer.encode(text.text), self.tokenizer.spans(text.text)
-        cuts = [0]
+        cuts = [(0, 0)]
         for index in range(1, len(ids)):
             if ids[index - 1] in ends and ids[index] not in ends:
                 at = spans[index][0]
                 if not (skips_decimals and _is_decimal(text.text[:at], text.text[at:])):
-                    cuts.append(index)
-        starts = [spans[index][0] if index else 0 for index in cuts]
-        parts = zip(starts, [*starts[1:], len(text.text)], cuts, [*cuts[1:], len(ids)], strict=True)
-        return [(end - begin, _unspaced(text.part(start, stop))) for start, stop, begin, end in parts]
+                    cuts.append((index, at))
+        cuts.append((len(ids), len(text.text)))
+        return [(end - begin, _unspaced(text.part(start, stop))) for (begin, start), (end, stop) in pairwise(cuts)]
 
 
 def _ended(text: SpokenText) -> SpokenText:
@@ -122,19 +117,9 @@ def _ended(text: SpokenText) -> SpokenText:
     if not core or core[-1] in _TERMINAL:
         return text
     if core[-1] not in _WEAK:
-        return joined([text, _period(len(text.text), text)])
+        return joined([text, SpokenText("")], ".")
     kept = len(core.rstrip(_WEAK + " "))
-    return joined([text.part(0, kept), _period(kept, text), text.part(len(core), len(text.text)).stripped()])
-
-
-def _period(at: int, text: SpokenText) -> SpokenText:
-    """A period that is added to `text` after character `at`."""
-
-    def trace() -> Sequence[tuple[int, int]]:
-        end = text.origins[at - 1][1] if at else 0
-        return [(end, end)]
-
-    return SpokenText(".", trace)
+    return joined([text.part(0, kept), text.part(len(core), len(text.text)).stripped()], ".")
 
 
 def _is_decimal(before: str, after: str) -> bool:
@@ -215,22 +200,8 @@ def most_frames(tokens: int) -> int:
     return math.ceil((tokens / 3 + 2) * 12.5)
 
 
-def load_tokenizer(config: ModelConfig, folder: Path) -> TextTokenizer:
-    """The tokeniser of a checkpoint folder: in it, or where the releases that share one have it.
-    Raises `CheckpointNotFound` or `CheckpointError`."""
-    found = find_tokenizer(config, folder)
-    if config.flow_lm.lookup_table.tokenizer == "tokenizers":
-        return TextTokenizer.from_folder(found)
-    return read_unigram(found / tokenizer_file(config))
-
-
 def find_tokenizer(config: YamlConfig, folder: Path) -> Path:
-    """The folder that has the tokeniser of the checkpoint in `folder`; `folder` itself if none has."""
-    file = tokenizer_file(config)
+    """The tokeniser's file of the checkpoint in `folder`: in it, or where the releases that share one have it."""
     folders = [folder, folder.parent / "english_2026-09", folder.parent, folder.parent.parent]
-    return next((one for one in folders if (one / file).is_file()), folder)
-
-
-def tokenizer_file(config: YamlConfig) -> str:
-    """The name of the tokeniser's file."""
-    return "tokenizer.json" if config.flow_lm.lookup_table.tokenizer == "tokenizers" else "tokenizer.model"
+    files = [one / config.tokenizer_file for one in folders]
+    return next(filter(Path.is_file, files), files[0])

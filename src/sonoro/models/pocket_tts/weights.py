@@ -15,7 +15,7 @@ from sonoro.nn.weights import DummyRule, Fusion
 from .backbone import FlowLM
 from .codec import PocketCodec
 from .config import CONFIG_FILES, HUB, RELEASED, YamlConfig, read
-from .prompt import find_tokenizer, tokenizer_file
+from .prompt import find_tokenizer
 
 _LM, _CODEC = "flow_lm.", "mimi."
 _OPEN = f"{HUB}-without-voice-cloning"
@@ -135,7 +135,7 @@ def gather(model: str, is_dummy: bool) -> Path | None:
     if weights is None:
         raise CheckpointError(f"{file} names no weights_path")
     table = config.flow_lm.lookup_table
-    files = {CONFIG_FILES[0]: file, tokenizer_file(config): local_file(table.tokenizer_path, file.parent)}
+    files = {CONFIG_FILES[0]: file, config.tokenizer_file: local_file(table.tokenizer_path, file.parent)}
     if not is_dummy:
         files[MODEL_FILES] = local_file(weights, file.parent)
     return gathered(file.stem, files | {"embeddings": file.parent / "embeddings"})
@@ -149,8 +149,7 @@ def _of_release(model: str, is_dummy: bool) -> Path:
     own = [f"languages/{name}/{pattern}" for pattern in ("tokenizer.*", "embeddings/*")]
     folder = snapshot(_OPEN, [*own, *shared]) / "languages" / name
     config = read(next(key for key, value in RELEASED.items() if value.endswith(f"/{name}")))
-    file = tokenizer_file(config)
-    files = {file: find_tokenizer(config, folder) / file}
+    files = {config.tokenizer_file: find_tokenizer(config, folder)}
     if not is_dummy:
         wanted = f"languages/{name}/{MODEL_FILES}"
         files[MODEL_FILES] = snapshot(repository, [wanted]) / wanted
