@@ -1,4 +1,4 @@
-"""Loads the compiled code for this processor, and mirrors the structures that families share. Knows no model.
+"""Loads the compiled code for this processor. Knows no model.
 
 The C code of the families is compiled when the package is built or installed, if there is a compiler. Without it `load`
 returns None, and everything runs in torch."""
@@ -9,7 +9,7 @@ import ctypes
 import functools
 import logging
 import threading
-from ctypes import POINTER, Structure, c_bool, c_float, c_int64, c_void_p
+from ctypes import c_bool, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -30,71 +30,6 @@ _NEEDS = {"avx512": ("AVX512",), "avx2": ("AVX512", "AVX2")}
 
 PACKING = threading.Lock()
 """Held while weights change their form: engines in several threads may share a model."""
-
-
-class Product(Structure):
-    """`Product` of kernels.h."""
-
-    _fields_ = [("weight", c_void_p), ("packed", c_void_p), ("scale", c_void_p), ("bias", c_void_p),
-                ("rows", c_int64), ("columns", c_int64)]  # fmt: skip
-
-
-class Layer(Structure):
-    """`Layer` of stack.h, as are the structures below."""
-
-    _fields_ = [
-        *((name, Product) for name in ("qkv", "out", "gate_up", "down")),
-        *((name, c_void_p) for name in ("input_norm", "query_norm", "key_norm", "inner_norm", "input_bias")),
-        *((name, c_void_p) for name in ("inner_bias", "keys", "values", "watched")), ("watched_count", c_int64),
-    ]  # fmt: skip
-
-
-class Stack(Structure):
-    _fields_ = [
-        ("layers", POINTER(Layer)),
-        *((name, c_void_p) for name in ("norm", "bias", "cos", "sin", "page_table")),
-        *((name, c_int64) for name in ("pages_per_slot", "page_positions")),
-        *((name, c_int64) for name in ("count", "width", "inner", "heads", "kv_heads", "head_width")),
-        ("eps", c_float),
-    ]
-
-
-class Watch(Structure):
-    _fields_ = [("spans", c_void_p), ("out", c_void_p), ("heads", c_int64), ("columns", c_int64)]
-
-
-class Room(Structure):
-    FLOATS = ("x", "normed", "wide", "inner", "attended", "scores", "logits", "hidden")
-    _fields_ = [*((name, c_void_p) for name in FLOATS), ("slots", c_void_p), ("positions", c_void_p)]
-
-
-class Conv(Structure):
-    """`Conv` of kernels.h."""
-
-    _fields_ = [
-        *((name, c_void_p) for name in ("weight", "packed", "scale", "bias", "history")),
-        *((name, c_int64) for name in ("inputs", "outputs", "taps", "dilation", "kept")),
-    ]
-
-
-class WindowLayer(Structure):
-    """`WindowLayer` of window.h."""
-
-    _fields_ = [
-        *((name, Conv) for name in ("qkv", "out", "gate_up", "down")),
-        *((name, c_void_p) for name in ("input_norm", "inner_norm", "out_scale", "down_scale")),
-        *((name, c_void_p) for name in ("input_bias", "inner_bias", "ring")),
-    ]
-
-
-class Windows(Structure):
-    """`Windows` of window.h."""
-
-    _fields_ = [
-        ("layers", POINTER(WindowLayer)), ("frequencies", c_void_p), ("seen", c_void_p),
-        *((name, c_int64) for name in ("count", "width", "heads", "kv_heads", "head_width", "window")),
-        ("eps", c_float),
-    ]  # fmt: skip
 
 
 class CompiledCode:

@@ -5,13 +5,15 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
+from ctypes import Structure
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from sonoro.models.shared import compiled as shared
-from sonoro.native.library import CompiledCode, Product, Room, Stack, Watch
+from sonoro.native.library import CompiledCode
+from sonoro.native.structures import structures
 
 from . import flow as reference
 from .backbone import FlowLM
@@ -22,29 +24,9 @@ from .state import FrameState, prefill
 _MOST_SLOTS, _ROWS = 16, 64
 
 
-class FlowBlock(Structure):
-    """`FlowBlock` of frame.c, as are the structures below."""
-
-    _fields_ = [("inner", Product), ("outer", Product), ("norm", c_void_p), ("bias", c_void_p)]
-
-
-class FlowHead(Structure):
-    KINDS = ("lsd", "pointwise", "drifting")
-    _fields_ = [
-        *((name, Product) for name in ("condition", "noise", "modulations", "output")),
-        ("blocks", POINTER(FlowBlock)), *((name, c_void_p) for name in ("times", "ones", "zeros")),
-        *((name, c_int64) for name in ("depth", "steps", "kind", "width", "latents")), ("eps", c_float),
-    ]  # fmt: skip
-
-
-class Flow(Structure):
-    _fields_ = [
-        ("backbone", Stack), ("watch", Watch), ("room", Room), ("head", FlowHead), ("flow", c_void_p * 6),
-        *((name, Product) for name in ("projection", "end", "input")),
-        ("std", c_void_p), ("mean", c_void_p), ("earliest_end", c_int64),
-        *((name, c_void_p) for name in ("done", "length", "position", "last")),
-        *((name, c_void_p) for name in ("options", "controls", "pending", "frames")), ("frames_stride", c_int64),
-    ]  # fmt: skip
+_STRUCTURES = structures(Path(__file__).with_name("frame.c"))
+Flow, FlowHead, FlowBlock, FlowRoom = (_STRUCTURES[name] for name in ("Flow", "FlowHead", "FlowBlock", "FlowRoom"))
+_KINDS = ("lsd", "pointwise", "drifting")  # As in frame.c.
 
 
 class CompiledLM(shared.PackedWeights):
@@ -87,7 +69,7 @@ class CompiledFrame:
         flow.head = self._head(head)
         width, modulated = head.cond_embed.out_features, head.modulations.out_features
         sizes = (width, width, modulated, width, max(width, head.latents), head.latents)
-        flow.flow = (c_void_p * len(sizes))(*(at(torch.zeros(self.most * size)) for size in sizes))
+        flow.flow = FlowRoom(*(at(torch.zeros(self.most * size)) for size in sizes))
         if lm.z_proj is not None:
             flow.projection = compiled.product(lm.z_proj)
         flow.end, flow.input = compiled.product(lm.out_eos), compiled.product(lm.input_linear)
@@ -107,7 +89,7 @@ class CompiledFrame:
         """`SpeechModel.prefill`."""
         prefill(self._compiled.lm, self._state, tokens, self._run)
 
-    def _head(self, head: reference.FlowHead) -> FlowHead:
+    def _head(self, head: reference.FlowHead) -> Structure:
         product, at, width = self._compiled.product, self._kept.at, head.cond_embed.out_features
         blocks = (FlowBlock * len(head.res_blocks))()
         for to, block in zip(blocks, head.res_blocks, strict=True):
@@ -117,5 +99,5 @@ class CompiledFrame:
         parts = (head.cond_embed, head.input_proj, head.modulations, head.output)
         return FlowHead(
             *map(product, parts), blocks, at(head.times), at(torch.ones(width)), at(torch.zeros(width)),
-            len(blocks), head.steps, FlowHead.KINDS.index(head.kind), width, head.latents, reference.BLOCK_EPS,
+            len(blocks), head.steps, _KINDS.index(head.kind), width, head.latents, reference.BLOCK_EPS,
         )  # fmt: skip

@@ -4,30 +4,19 @@
 
 from __future__ import annotations
 
-from ctypes import POINTER, Structure, c_int64, c_void_p
+from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from sonoro.models.shared.compiled_codec import PackedConvs, PackedLayers
-from sonoro.native.library import Conv, Windows
+from sonoro.native.structures import structures
 from sonoro.nn.history import History
 
 from .decoder import CodecDecoder
 
-
-class EluBlock(Structure):
-    """`EluBlock` of codec.c, as is the structure below."""
-
-    _fields_ = [("up", Conv), ("conv", Conv), ("point", Conv), ("rate", c_int64)]
-
-
-class LatentCodec(Structure):
-    ROOMS = 4
-    _fields_ = [
-        *((name, Conv) for name in ("input", "first", "last")), ("taps", c_void_p), ("before", c_void_p),
-        ("windows", Windows), ("blocks", POINTER(EluBlock)), ("seen", c_void_p), ("began", c_void_p),
-        ("room", c_void_p * ROOMS), *((name, c_int64) for name in ("rate", "block_count", "fade")),
-    ]  # fmt: skip
+_STRUCTURES = structures(Path(__file__).with_name("codec.c"))
+EluBlock, LatentCodec = _STRUCTURES["EluBlock"], _STRUCTURES["LatentCodec"]
 
 
 class CompiledDecoder(PackedLayers):
@@ -46,7 +35,7 @@ class CompiledDecoder(PackedLayers):
         codec.windows, codec.seen = self.windows(decoder.layers), self.at(history.seen)
         codec.rate, codec.fade = decoder.columns, decoder.fade.count
         columns = most_frames * decoder.columns
-        blocks, sizes = list[EluBlock](), [self.window_floats(decoder.layers, columns)]
+        blocks, sizes = list[Any](), [self.window_floats(decoder.layers, columns)]
         kept = max(layer.length for layer in (first, last, *(unit.conv1 for _, unit in decoder.model.blocks)))
         for up, unit in decoder.model.blocks:
             (rate,) = up.conv.stride
@@ -55,7 +44,7 @@ class CompiledDecoder(PackedLayers):
             columns *= rate
             sizes.append((columns + kept) * up.conv.out_channels)
         codec.blocks, codec.block_count = (EluBlock * len(blocks))(*blocks), len(blocks)
-        codec.room = self.rooms(LatentCodec.ROOMS, max(sizes))
+        codec.room = self.rooms(max(sizes))
 
     def __call__(self, frames: Tensor, slots: Tensor) -> Tensor:
         """Decode `frames` [B, T, 1, D] of `slots` [B] to [B, T * hop], advancing the history."""

@@ -8,14 +8,15 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
-from ctypes import POINTER, Structure, c_int64, c_void_p
+from pathlib import Path
 from typing import cast
 
 import torch
 from torch import Tensor
 
 from sonoro.models.shared import compiled as shared
-from sonoro.native.library import PACKING, CompiledCode, Product, Room, Stack, Watch, load
+from sonoro.native.library import PACKING, CompiledCode, load
+from sonoro.native.structures import structures
 from sonoro.nn.linear import Linear, kept_as_stored, widen_stored
 from sonoro.runtime.threads import is_small
 
@@ -25,24 +26,12 @@ from .state import FrameState, prefill
 
 logger = logging.getLogger(__name__)
 
+_STRUCTURES = structures(Path(__file__).with_name("frame.c"))
+Frame, Product = _STRUCTURES["Frame"], _STRUCTURES["Product"]
+
 MOST_SLOTS = 64
 """Larger batches run in torch. One core of an AMD EPYC, built-in voice, CPU ms a frame of 1, 4, 16, 32 and 64 slots:
 2.4, 6.4, 22.5, 43.3 and 85.4; in torch 42, 58, 94, 112 and 182."""
-
-
-class Frame(Structure):
-    """`Frame` of frame.c."""
-
-    _fields_ = [
-        ("backbone", Stack), ("depth", Stack), ("watch", Watch), ("room", Room),
-        ("head", Product), ("projection", Product), ("depth_heads", POINTER(Product)),
-        *((name, c_void_p) for name in ("depth_inputs", "text_table", "code_table", "code_starts")),
-        *((name, c_int64) for name in ("depth_codes", "books", "codes", "end", "min_frames")),
-        ("suppressed", c_void_p),
-        *((name, c_void_p) for name in ("done", "seen", "length", "position", "frames", "pending")),
-        *((name, c_void_p) for name in ("text_ids", "first_controls", "rest_controls")),
-        ("frames_stride", c_int64), ("text_stride", c_int64),
-    ]  # fmt: skip
 
 
 class CompiledTalker(shared.PackedWeights):

@@ -5,53 +5,23 @@ the next chunk of a slot."""
 
 from __future__ import annotations
 
-from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
+from ctypes import Structure
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from sonoro.models.shared.compiled_codec import PackedConvs, PackedLayers
-from sonoro.native.library import Conv, Windows
+from sonoro.native.structures import structures
 from sonoro.nn import vocoder
 from sonoro.nn.causal import CausalConvTranspose1d
 from sonoro.nn.history import History
 
 from .decoder import CodecDecoder
 
-
-class Snake(Structure):
-    """`Snake` of codec.c, as are the structures below."""
-
-    _fields_ = [("rate", c_void_p), ("scale", c_void_p)]
-
-
-class UpLayer(Structure):
-    _fields_ = [
-        *((name, Conv) for name in ("up", "inner", "outer")),
-        *((name, c_void_p) for name in ("taps", "bias", "norm", "norm_bias", "gamma", "history")),
-        ("rate", c_int64), ("kept", c_int64),
-    ]  # fmt: skip
-
-
-class Unit(Structure):
-    _fields_ = [("first", Snake), ("second", Snake), ("conv", Conv), ("point", Conv)]
-
-
-class Block(Structure):
-    _fields_ = [("snake", Snake), ("up", Conv), ("units", Unit * 3), ("rate", c_int64)]
-
-
-class Codec(Structure):
-    ROOMS = 4
-    _fields_ = [
-        ("tables", c_void_p), ("books", c_int64), ("codes", c_int64),
-        *((name, Conv) for name in ("before", "input", "output", "first", "last")),
-        ("windows", Windows), ("norm", c_void_p),
-        ("ups", POINTER(UpLayer)), ("blocks", POINTER(Block)), ("snake", Snake), ("seen", c_void_p),
-        ("room", c_void_p * ROOMS),
-        ("up_count", c_int64), ("block_count", c_int64), ("norm_eps", c_float),
-    ]  # fmt: skip
+_STRUCTURES = structures(Path(__file__).with_name("codec.c"))
+Snake, UpLayer, Unit, Block, Codec = (_STRUCTURES[name] for name in ("Snake", "UpLayer", "Unit", "Block", "Codec"))
 
 
 class CompiledDecoder(PackedLayers):
@@ -76,7 +46,7 @@ class CompiledDecoder(PackedLayers):
         codec.seen = self.at(history.seen)
         codec.up_count, codec.block_count = len(pairs), len(blocks)
         codec.norm_eps = cast(vocoder.ConvNext, pairs[0][1]).norm.eps
-        codec.room = self.rooms(Codec.ROOMS, self._room(decoder))
+        codec.room = self.rooms(self._room(decoder))
 
     def __call__(self, frames: Tensor, slots: Tensor) -> Tensor:
         """Decode `frames` [B, T, K] int64 of `slots` [B] to [B, T * hop], advancing the history."""
@@ -84,10 +54,10 @@ class CompiledDecoder(PackedLayers):
         assert frames.dtype == torch.int64
         return self.run(self._decode, self._codec, frames, slots, self._hop)
 
-    def _snake(self, part: nn.Module) -> Snake:
+    def _snake(self, part: nn.Module) -> Structure:
         return Snake(*(self.at(values.float()) for values in cast(vocoder.Snake, part).rates))
 
-    def _up(self, up: Any, block: Any) -> UpLayer:
+    def _up(self, up: Any, block: Any) -> Structure:
         conv, history = block.dwconv.conv, self.history.columns[block.dwconv.key]
         tensors = (
             conv.weight[:, 0].t().contiguous(), conv.bias, block.norm.weight, block.norm.bias, block.gamma, history,
@@ -99,12 +69,12 @@ class CompiledDecoder(PackedLayers):
             history.shape[1],
         )
 
-    def _block(self, part: nn.Module) -> Block:
+    def _block(self, part: nn.Module) -> Structure:
         snake, up, *units = cast(vocoder.UpsampleBlock, part).block
         (stride,) = cast(CausalConvTranspose1d, up).conv.stride
         return Block(self._snake(snake), self.conv(up), (Unit * 3)(*map(self._unit, units)), stride)
 
-    def _unit(self, part: nn.Module) -> Unit:
+    def _unit(self, part: nn.Module) -> Structure:
         unit = cast(vocoder.ResidualUnit, part)
         return Unit(self._snake(unit.act1), self._snake(unit.act2), self.conv(unit.conv1), self.conv(unit.conv2))
 

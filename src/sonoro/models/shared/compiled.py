@@ -7,12 +7,14 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import Callable, Sequence
+from ctypes import Structure
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from sonoro.native.library import CompiledCode, Layer, Product, Room, Stack, Watch, load
+from sonoro.native.library import CompiledCode, load
+from sonoro.native.structures import SHARED
 from sonoro.nn.kvcache import PackedTokens, PagedKVCache
 from sonoro.nn.linear import Linear
 from sonoro.nn.transformer import DecoderConfig, DecoderLayer, DecoderStack, Rotary
@@ -20,6 +22,8 @@ from sonoro.nn.watch import HeadWatch
 from sonoro.runtime.memory import compact_heap
 
 logger = logging.getLogger(__name__)
+
+Layer, Product, Room, Stack, Watch = (SHARED[name] for name in ("Layer", "Product", "Room", "Stack", "Watch"))
 
 _READ = (torch.float32, torch.int64, torch.int32, torch.int8, torch.bool)
 """What the C code reads."""
@@ -50,7 +54,7 @@ class PackedWeights:
         with compact_heap():
             self._products = {id(part): self._product(part) for part in linear_layers(*roots)}
 
-    def product(self, part: nn.Module, bias: Tensor | None = None) -> Product:
+    def product(self, part: nn.Module, bias: Tensor | None = None) -> Structure:
         """That of the linear layer `part`, plus `bias` if it has none of its own."""
         product = self._products[id(part)]
         if bias is not None:
@@ -59,7 +63,7 @@ class PackedWeights:
             product.bias = bias.data_ptr()
         return product
 
-    def _product(self, part: Linear) -> Product:
+    def _product(self, part: Linear) -> Structure:
         bias = None if part.bias is None else part.bias.data_ptr()
         shape = (bias, *part.weight.shape)
         packed = self.library.pack(part.weight.data, part.scale)
@@ -103,7 +107,7 @@ def stack_of(  # noqa: PLR0917 (what `DecoderStack.step` is given)
     cache: PagedKVCache,
     rotary: Rotary,
     watch: HeadWatch | None = None,
-) -> Stack:
+) -> Structure:
     """`stack` over `cache`, with `rotary` tables by position; the heads that `watch` has, if given, are recorded."""
     config, at = stack.config, addresses.at
     layers = (Layer * config.layers)()
@@ -130,7 +134,7 @@ def stack_of(  # noqa: PLR0917 (what `DecoderStack.step` is given)
     )  # fmt: skip
 
 
-def watch_of(addresses: Addresses, watch: HeadWatch | None) -> Watch:
+def watch_of(addresses: Addresses, watch: HeadWatch | None) -> Structure:
     """Where the attention that `watch` wants is recorded; nowhere for None."""
     if watch is None:
         return Watch()
@@ -144,7 +148,7 @@ def affine(norm: nn.Module) -> tuple[Tensor, Tensor | None]:
 
 def room_of(
     addresses: Addresses, stacks: Sequence[DecoderConfig], rows: int, *, positions: int, logits: int, hidden: int
-) -> Room:
+) -> Structure:
     """Room for `rows` rows of `stacks` at up to `positions` positions, with so many logits and hidden numbers each."""
     width = max(config.width for config in stacks)
     inner = max(config.intermediate for config in stacks)
@@ -156,11 +160,14 @@ def room_of(
         "attended": rows * attended, "scores": max(heads * positions, logits), "logits": rows * logits,
         "hidden": rows * hidden,
     }  # fmt: skip
-    numbers = (torch.zeros(rows, dtype=torch.int64) for _ in range(2))
-    return Room(*(addresses.at(torch.zeros(sizes[name])) for name in Room.FLOATS), *map(addresses.at, numbers))
+    slots, positions_of_rows = (addresses.at(torch.zeros(rows, dtype=torch.int64)) for _ in range(2))
+    floats = {name: addresses.at(torch.zeros(size)) for name, size in sizes.items()}
+    return Room(**floats, slots=slots, positions=positions_of_rows)
 
 
-def prompt_runner(library: CompiledCode, stack: Stack, room: Room, most: int) -> Callable[[Tensor, PackedTokens], None]:
+def prompt_runner(
+    library: CompiledCode, stack: Structure, room: Structure, most: int
+) -> Callable[[Tensor, PackedTokens], None]:
     """What writes keys and values of packed tokens, whose inputs are rows [T, H]; `most` of them fit into `room`."""
 
     def run(rows: Tensor, tokens: PackedTokens) -> None:

@@ -14,12 +14,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sonoro.models.shared.compiled import Addresses, affine
-from sonoro.native.library import BLOCK, CompiledCode, Conv, WindowLayer, Windows
+from sonoro.native.library import BLOCK, CompiledCode
+from sonoro.native.structures import SHARED
 from sonoro.nn.causal import CausalConv1d, CausalConvTranspose1d, CausalLayer, lay_out
 from sonoro.nn.history import History
 from sonoro.nn.linear import Linear
 from sonoro.nn.window import WindowLayer as Layer
 from sonoro.nn.window import WindowLayers
+
+Conv, WindowLayer, Windows = (SHARED[name] for name in ("Conv", "WindowLayer", "Windows"))
+_ROOMS = 4
 
 
 class PackedConvs:
@@ -30,7 +34,7 @@ class PackedConvs:
         self.library, self._frees = library, frees
         self._convs: dict[nn.Module, _PackedConv] = {}
 
-    def conv(self, part: nn.Module, history: Tensor | None) -> Conv:
+    def conv(self, part: nn.Module, history: Tensor | None) -> Structure:
         """That of `part`, keeping its left context in `history`."""
         if part not in self._convs:
             self._convs[part] = _PackedConv(part, self.library)
@@ -68,7 +72,7 @@ class _PackedConv:
         repeated = torch.zeros(outputs) if bias is None else bias.repeat(outputs // len(bias))
         self._bias = _padded(repeated.detach())
 
-    def conv(self, history: Tensor | None) -> Conv:
+    def conv(self, history: Tensor | None) -> Structure:
         """This, keeping its left context in `history`."""
         assert history is None or (history.is_contiguous() and history.dtype == torch.float32)
         (taps, inputs, outputs), dilation = self._shape, 1
@@ -131,16 +135,16 @@ class PackedLayers(Addresses):
         function(ctypes.byref(codec), *given)
         return samples
 
-    def rooms(self, count: int, floats: int) -> Any:
-        """So many rooms of `floats` numbers for intermediate results."""
-        return (ctypes.c_void_p * count)(*(self.at(torch.zeros(floats)) for _ in range(count)))
+    def rooms(self, floats: int) -> Any:
+        """Rooms of `floats` numbers for intermediate results."""
+        return (ctypes.c_void_p * _ROOMS)(*(self.at(torch.zeros(floats)) for _ in range(_ROOMS)))
 
-    def conv(self, part: nn.Module) -> Conv:
+    def conv(self, part: nn.Module) -> Structure:
         """A linear layer, a causal convolution, or a transposed one as a convolution with `stride` outputs a row."""
         key = part.key if isinstance(part, CausalLayer) and part.length else ""
         return self._weights.conv(part, self.history.columns[key] if key else None)
 
-    def windows(self, layers: WindowLayers) -> Windows:
+    def windows(self, layers: WindowLayers) -> Structure:
         config = layers.config
         made = (WindowLayer * config.layers)(*(self._window(cast(Layer, layer)) for layer in layers))
         exponents = torch.arange(0, config.head_width, 2, dtype=torch.float32) / config.head_width
@@ -156,7 +160,7 @@ class PackedLayers(Addresses):
         wide = (config.heads + 2 * config.kv_heads) * config.head_width
         return (columns + config.window) * max(config.intermediate, wide, config.width)
 
-    def _window(self, layer: Layer) -> WindowLayer:
+    def _window(self, layer: Layer) -> Structure:
         attention, feed = layer.self_attn, layer.mlp
         up = feed.gate_up_proj if hasattr(feed, "gate_up_proj") else feed.up_proj
         parts = attention.qkv_proj, attention.o_proj, up, feed.down_proj
