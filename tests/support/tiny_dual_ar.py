@@ -21,7 +21,8 @@ from sonoro.models.fish_s2.codec import CodecConfig
 from sonoro.models.fish_s2.config import ModelConfig
 from sonoro.models.fish_s2.prompt import ConversationBuilder, FishVoice
 from sonoro.models.fish_s2.state import prefill, stage
-from sonoro.models.shared.slots import DepthState, RowPrompt, admit_staged
+from sonoro.models.shared.prompts import RowPrompt
+from sonoro.models.shared.slots import DepthState, admit_staged
 from sonoro.nn.configs import build
 from sonoro.nn.tokenizer import TextTokenizer
 from sonoro.runtime.sampling import Controls

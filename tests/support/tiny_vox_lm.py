@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sonoro.core.types import SamplingParams
 from sonoro.models.base import Spoken, Voice
-from sonoro.models.shared.slots import RowPrompt
+from sonoro.models.shared.prompts import RowPrompt
 from sonoro.models.voxcpm2 import codec_weights, weights
 from sonoro.models.voxcpm2.backbone import VoxLM
 from sonoro.models.voxcpm2.codec import CodecConfig

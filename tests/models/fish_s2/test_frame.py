@@ -18,7 +18,8 @@ from sonoro.models.fish_s2 import frame as frame_module
 from sonoro.models.fish_s2.backbone import DualAR
 from sonoro.models.fish_s2.frame import frame
 from sonoro.models.fish_s2.state import allocate
-from sonoro.models.shared.slots import DepthState, RowPrompt
+from sonoro.models.shared.prompts import RowPrompt
+from sonoro.models.shared.slots import DepthState
 from sonoro.ops.repetition_aware import nucleus_argmax
 
 CAPACITY = capacity(slots=5, positions=256, frames=40, text=1)

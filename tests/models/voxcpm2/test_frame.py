@@ -16,7 +16,7 @@ from tiny_vox_lm import NEVER, begin_rows, cases, controls, prompt_of, random_pr
 from torch import Tensor
 
 from sonoro.models.base import Pages
-from sonoro.models.shared.slots import RowPrompt
+from sonoro.models.shared.prompts import RowPrompt
 from sonoro.models.voxcpm2 import frame as frame_module
 from sonoro.models.voxcpm2.backbone import VoxLM
 from sonoro.models.voxcpm2.frame import frame

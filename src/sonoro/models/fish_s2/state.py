@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from sonoro.models.base import Capacity, Pages
+from sonoro.models.shared.prompts import RowPrompt
 from sonoro.models.shared.slots import (
     BackboneState,
     DepthState,
-    RowPrompt,
     allocate_depth,
     fill_backbone,
     prompt_inputs,

@@ -14,7 +14,7 @@ import numpy as np
 
 from sonoro.core.errors import CheckpointError, InvalidRequest
 from sonoro.core.types import check_text
-from sonoro.models.shared.slots import RowPrompt
+from sonoro.models.shared.prompts import RowPrompt
 from sonoro.nn.tokenizer import TextTokenizer
 from sonoro.runtime.sampling import Controls
 from sonoro.text.splitting import SpokenText, joined, replaced
@@ -134,10 +134,9 @@ def _unspaced(text: SpokenText) -> SpokenText:
 
 @dataclass(frozen=True)
 class PocketPrompt(RowPrompt):
-    """A prompt after a voice: its first `stored` positions are those of `state`. `frames_after_end` is when the
-    segment ends, and `threshold` what the logit must exceed for it."""
+    """A prompt after a voice, its `state`. `frames_after_end` is when the segment ends, and `threshold` what the logit
+    must exceed for it."""
 
-    state: PocketVoice | None = None
     frames_after_end: int = 0
     threshold: float = 0.0
 
@@ -170,7 +169,6 @@ class PromptBuilder:
             prefix=state.names,
             text_start=state.positions,
             text_count=len(ids),
-            stored=state.positions,
             state=state,
             frames_after_end=self.rules.frames_after_end(text) if after < 0 else after,
             threshold=float(controls.options["eos_threshold"]),

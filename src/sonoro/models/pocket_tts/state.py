@@ -1,17 +1,14 @@
-"""Per-slot state: that of `sonoro.models.shared.slots`, plus when a segment ends. A voice's keys and values are written
-to the pages of a prompt as it is staged."""
+"""Per-slot state: that of `sonoro.models.shared.slots`, plus when a segment ends."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from sonoro.models.base import Capacity, Pages
 from sonoro.models.shared import slots as shared
 from sonoro.nn.kvcache import PackedTokens
-from sonoro.runtime.ring import upload
 from sonoro.runtime.sampling import pack_floats, unpack_floats
 from sonoro.words.heads import WordHeads
 
@@ -66,15 +63,11 @@ def reset(state: FrameState, slots: Sequence[int]) -> None:
 
 
 def stage(state: FrameState, prompts: Sequence[PocketPrompt], slots: Sequence[int], pages: Sequence[Pages]) -> int:
-    """Stage `prompts` with their `slots` and `pages`; returns the number of tokens staged. Writes what their voices
-    have stored to the pages that are not cached. No sync; not capturable."""
-    for prompt, own in zip(prompts, pages, strict=True):
-        if own.cached < prompt.stored:
-            _write(state, prompt, own)
+    """Stage `prompts` with their `slots` and `pages`; returns the number of tokens staged. No sync; not capturable."""
     ends = [(int(pack_floats([prompt.threshold, 0.0])[0]), prompt.frames_after_end) for prompt in prompts]
     added = [(*prompt.controls.pack(), *end) for prompt, end in zip(prompts, ends, strict=True)]
-    stored = [prompt.stored for prompt in prompts]
-    return shared.stage_prompts(state, prompts, slots, pages, [prompt.rows for prompt in prompts], added, stored)
+    rows, stored = [prompt.rows for prompt in prompts], [prompt.state for prompt in prompts]
+    return shared.stage_prompts(state, prompts, slots, pages, rows, added, stored)
 
 
 def admit(state: FrameState, slots: Tensor) -> None:
@@ -88,15 +81,3 @@ def prefill(
 ) -> None:
     """`SpeechModel.prefill`, with `run`, if given, in place of the transformer. No sync."""
     shared.fill_backbone(state, tokens, lm.transformer, lambda ids: lm.embed(ids[:, 0]), run)
-
-
-def _write(state: FrameState, prompt: PocketPrompt, pages: Pages) -> None:
-    cache, voice, start = state.cache, prompt.state, pages.cached
-    assert voice is not None
-    positions = np.arange(start, prompt.stored)
-    numbers, offset = np.divmod(positions, cache.page_positions)
-    # Places are computed on the host: five small kernels fewer at each admission.
-    rows = np.asarray(pages.numbers)[numbers] * cache.page_positions + offset
-    at = upload(rows.tolist(), torch.int64, cache.keys.device)
-    for kept, given in ((cache.keys, voice.keys), (cache.values, voice.values)):
-        kept.flatten(1, 2).index_copy_(1, at, given[:, start : prompt.stored].to(kept))

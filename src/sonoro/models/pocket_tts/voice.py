@@ -19,7 +19,7 @@ from sonoro.audio.references import check_duration, end_on_pause
 from sonoro.core.errors import InvalidReference, TensorMismatch
 from sonoro.core.types import Reference
 from sonoro.models.base import SavedVoice, Voice
-from sonoro.models.shared.slots import Ids
+from sonoro.models.shared.prompts import Ids, StoredPrefix
 from sonoro.nn.transformer import causal_attention, split_pairs
 
 from .backbone import FlowLM
@@ -32,23 +32,12 @@ _STAND_IN_FRAMES, _DIGITS = 125, 20
 
 
 @dataclass(frozen=True, eq=False)
-class PocketVoice:
-    """`Voice.data`: keys (rotated) and values of a prefix, [layers, P, kv heads, D] each, on the model's device.
-    `digest` is that of what they were made of, `latents` [V, D'] those of a recording, on the CPU."""
+class PocketVoice(StoredPrefix):
+    """`Voice.data`: `digest` is that of what keys and values were made of, `latents` [V, D'] those of a recording, on
+    the CPU."""
 
-    keys: Tensor
-    values: Tensor
     digest: int
     latents: Tensor | None = None
-
-    @property
-    def positions(self) -> int:
-        return self.keys.shape[1]
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """All that is on the device."""
-        return self.keys, self.values
 
     @cached_property
     def names(self) -> Ids:

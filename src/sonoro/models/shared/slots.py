@@ -8,25 +8,23 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from sonoro.core.options import OptionValue
 from sonoro.core.types import SpeechRequest
 from sonoro.models.base import Capacity, Pages, Prompt, Voice
+from sonoro.models.shared.prompts import Ids, StoredPrefix, TextSpanned
 from sonoro.nn.kvcache import PackedPrompts, PackedTokens, PagedKVCache
 from sonoro.nn.transformer import DecoderConfig, DecoderStack, Rotary
 from sonoro.nn.watch import HeadWatch
 from sonoro.runtime.ring import overwrite, upload
-from sonoro.runtime.sampling import CLEARED, Controls, SamplingState
+from sonoro.runtime.sampling import CLEARED, SamplingState
 from sonoro.words.heads import MOST_COLUMNS, WordHeads
 from sonoro.words.tracking import Pointing
-
-Ids = npt.NDArray[np.int64]
 
 State = TypeVar("State", bound="BackboneState")
 
@@ -184,37 +182,6 @@ def clear_slots(state: BackboneState, slots: Sequence[int], *more: tuple[Tensor,
         sampler.clear(slots)
 
 
-class TextSpanned(Prompt, Protocol):
-    """A prompt that says where the text to be spoken is."""
-
-    @property
-    def text_start(self) -> int:
-        """The position of the text's first token."""
-
-    @property
-    def text_count(self) -> int:
-        """How many positions it takes, those fed while it is spoken included."""
-
-
-@dataclass(frozen=True)
-class RowPrompt:
-    """`TextSpanned`, a prompt with a row of ids per token, `rows` [P, V] int64, none of them pending.
-    The keys and values of its first `stored` positions are known: the model writes them, and no token is run."""
-
-    controls: Controls
-    rows: Ids
-    voice: Voice | None = None
-    prefix: Ids | None = None
-    text_ids: int = 0
-    text_start: int = 0
-    text_count: int = 0
-    stored: int = 0
-
-    @property
-    def positions(self) -> int:
-        return len(self.rows)
-
-
 def stage_prompts(  # noqa: PLR0917 (all by row, in one order)
     state: BackboneState,
     prompts: Sequence[TextSpanned],
@@ -222,15 +189,16 @@ def stage_prompts(  # noqa: PLR0917 (all by row, in one order)
     pages: Sequence[Pages],
     ids: Sequence[Ids],
     added: Sequence[Sequence[int] | Ids],
-    stored: Sequence[int] | None = None,
+    stored: Sequence[StoredPrefix | None] | None = None,
 ) -> int:
     """Stage `prompts` with their `slots` and `pages` for `admit_staged`, and their uncached tokens for `fill_backbone`;
     returns the number of these. No sync; not capturable.
 
     Per prompt: `ids` [P, V] of all of its tokens, `added`, the packed controls of each sampler, then the model's
-    additions, and how many leading tokens are `stored`: their keys and values are in `pages` before the prefill."""
+    additions, and what is `stored`, which is written to the pages that are not cached."""
     assert state.scratch not in slots
-    known = [max(own.cached, count) for own, count in zip(pages, stored or [0] * len(pages), strict=True)]
+    prefixes = stored or [None] * len(pages)
+    known = [_write_stored(state.cache, *pair) for pair in zip(pages, prefixes, strict=True)]
     lengths = [prompt.positions - count for prompt, count in zip(prompts, known, strict=True)]
     tokens, table = sum(lengths), state.cache.page_table.shape[1]
     assert tokens < state.staged.tokens.shape[0], f"{tokens} prompt rows"
@@ -252,6 +220,20 @@ def stage_prompts(  # noqa: PLR0917 (all by row, in one order)
     overwrite(state.staged.slots[: len(slots)], torch.from_numpy(rows))
     overwrite(state.staged.tokens[:tokens], torch.from_numpy(packed))
     return tokens
+
+
+def _write_stored(cache: PagedKVCache, pages: Pages, stored: StoredPrefix | None) -> int:
+    """Write the positions of `stored` that are not cached to `pages`; returns how many positions these hold then."""
+    start = pages.cached
+    if stored is None or start >= stored.positions:
+        return start
+    numbers, offset = np.divmod(np.arange(start, stored.positions), cache.page_positions)
+    # Places are computed on the host: five small kernels fewer at each admission.
+    rows = np.asarray(pages.numbers)[numbers] * cache.page_positions + offset
+    at = upload(rows.tolist(), torch.int64, cache.keys.device)
+    for kept, given in ((cache.keys, stored.keys), (cache.values, stored.values)):
+        kept.flatten(1, 2).index_copy_(1, at, given[:, start:].to(kept))
+    return stored.positions
 
 
 def admit_staged(state: BackboneState, slots: Tensor) -> Tensor:

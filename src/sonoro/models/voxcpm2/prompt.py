@@ -13,7 +13,7 @@ from torch import Tensor
 from sonoro.core.errors import CheckpointError, InvalidRequest
 from sonoro.core.types import check_text
 from sonoro.models.base import Spoken, Voice
-from sonoro.models.shared.slots import Ids, RowPrompt
+from sonoro.models.shared.prompts import Ids, RowPrompt
 from sonoro.nn.tokenizer import TextTokenizer
 from sonoro.runtime.sampling import Controls, pack_floats
 from sonoro.text.splitting import join_text

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from sonoro.models.base import Capacity, Pages
+from sonoro.models.shared.prompts import RowPrompt
 from sonoro.models.shared.slots import (
     BackboneState,
-    RowPrompt,
     admit_staged,
     allocate_backbone,
     clear_slots,

@@ -1,0 +1,66 @@
+"""Prompts as the host has them: a row of ids per token, and what of a prompt is stored as keys and values."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from sonoro.models.base import Prompt, Voice
+from sonoro.runtime.sampling import Controls
+
+Ids = npt.NDArray[np.int64]
+
+
+class TextSpanned(Prompt, Protocol):
+    """A prompt that says where the text to be spoken is."""
+
+    @property
+    def text_start(self) -> int:
+        """The position of the text's first token."""
+
+    @property
+    def text_count(self) -> int:
+        """How many positions it takes, those fed while it is spoken included."""
+
+
+@dataclass(frozen=True, eq=False)
+class StoredPrefix:
+    """Keys (rotated) and values of the first positions of a prompt, [layers, P, kv heads, D] each, on the model's
+    device: no token of them is run."""
+
+    keys: Tensor
+    values: Tensor
+
+    @property
+    def positions(self) -> int:
+        return self.keys.shape[1]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that is on the device."""
+        return self.keys, self.values
+
+
+@dataclass(frozen=True)
+class RowPrompt:
+    """`TextSpanned`, a prompt with a row of ids per token, `rows` [P, V] int64, none of them pending.
+    Its first `stored` positions are those of `state`, if it has one."""
+
+    controls: Controls
+    rows: Ids
+    voice: Voice | None = None
+    prefix: Ids | None = None
+    text_ids: int = 0
+    text_start: int = 0
+    text_count: int = 0
+    state: StoredPrefix | None = None
+
+    @property
+    def positions(self) -> int:
+        return len(self.rows)
+
+    @property
+    def stored(self) -> int:
+        return 0 if self.state is None else self.state.positions
