@@ -44,7 +44,7 @@ class FishS2(PacksPrompts):
     save_voice = staticmethod(voice.save_voice)
 
     def configure(self, values: Mapping[str, OptionValue]) -> None:
-        self._prompts.read_control_tokens(is_on=bool(values[CONTROL_TOKENS.name]))
+        self._prompts.control_tokens.accept(is_on=bool(values[CONTROL_TOKENS.name]))
 
     def segments(
         self, text: str, language: str, text_format: TextFormat = "auto", voice: str | None = None

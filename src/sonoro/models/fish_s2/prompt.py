@@ -14,7 +14,7 @@ from torch import Tensor
 from sonoro.core.errors import CheckpointError, InvalidRequest
 from sonoro.core.types import check_text
 from sonoro.models.base import Spoken, Voice
-from sonoro.models.shared.prompts import Ids, RowPrompt
+from sonoro.models.shared.prompts import ControlTokens, Ids, RowPrompt
 from sonoro.nn.tokenizer import TextTokenizer
 from sonoro.runtime.sampling import Controls
 from sonoro.text.splitting import SpokenText, joined
@@ -55,17 +55,13 @@ class ConversationBuilder:
                 raise CheckpointError(f"tokenizer.json: {token} is {found}; it must be {expected or 'there'}")
         if tokenizer.size > (most := config.text_config.vocab_size):
             raise CheckpointError(f"tokenizer.json holds id {tokenizer.size - 1}; text_config.vocab_size is {most}")
-        self._controls = {index: token for token, index in special.items() if token not in PHONEME_TOKENS}
-        self._refused = self._controls
+        controls = {index: token for token, index in special.items() if token not in PHONEME_TOKENS}
+        self.control_tokens = ControlTokens(controls)
         system, self._end = self._template("<|im_start|>system\n"), self._template("<|im_end|>\n")
         self._plain = [system, self._template("convert the provided text to speech"), self._end]
         refer = "convert the provided text to speech reference to the following:\n\nText:\n"
         self._cloned = [system, self._template(refer), self._template("\n\nSpeech:\n")]
         self._user, self._assistant = map(self._template, ("<|im_start|>user\n", "<|im_start|>assistant\n<|voice|>"))
-
-    def read_control_tokens(self, *, is_on: bool) -> None:
-        """Accept control tokens in a text as such, or (the default) reject them."""
-        self._refused = {} if is_on else self._controls
 
     def build(
         self, text: str, controls: Controls, earlier: Sequence[Spoken] = (), voice: Voice | None = None
@@ -125,8 +121,7 @@ class ConversationBuilder:
     def _text(self, field: str, text: str) -> Ids:
         check_text(field, text)
         columns = self._template(text)
-        if found := self._refused.keys() & set(columns[:, 0].tolist()):
-            raise InvalidRequest(field, text, f"it must not hold the control token {self._refused[min(found)]}")
+        self.control_tokens.check(field, text, columns[:, 0].tolist())
         return columns
 
     def _template(self, text: str) -> Ids:

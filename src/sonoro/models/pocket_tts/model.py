@@ -63,7 +63,7 @@ class PocketTTS(SpeaksFrames):
 
     def configure(self, values: Mapping[str, OptionValue]) -> None:
         if CONTROL_TOKENS.name in values:
-            self._prompts.read_control_tokens(is_on=bool(values[CONTROL_TOKENS.name]))
+            self._prompts.control_tokens.accept(is_on=bool(values[CONTROL_TOKENS.name]))
         if _STEPS.name in values:
             self._modules.lm.flow_net.make_times(int(values[_STEPS.name]))
         if _READING.name in values:

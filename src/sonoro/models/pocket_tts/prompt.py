@@ -14,7 +14,7 @@ import numpy as np
 
 from sonoro.core.errors import CheckpointError, InvalidRequest
 from sonoro.core.types import check_text
-from sonoro.models.shared.prompts import RowPrompt
+from sonoro.models.shared.prompts import ControlTokens, RowPrompt
 from sonoro.nn.tokenizer import TextTokenizer
 from sonoro.runtime.sampling import Controls
 from sonoro.text.splitting import SpokenText, joined, replaced
@@ -146,12 +146,8 @@ class PromptBuilder:
 
     def __init__(self, config: ModelConfig, tokenizer: TextTokenizer) -> None:
         self.rules, self._tokenizer = TextRules(config, tokenizer), tokenizer
-        self._names = {index: token for token, index in tokenizer.vocabulary.items() if index < CONTROLS}
-        self._refused, self.frame_id = self._names, config.flow_lm.lookup_table.n_bins
-
-    def read_control_tokens(self, *, is_on: bool) -> None:
-        """Accept control tokens in a text as such, or (the default) reject them."""
-        self._refused = {} if is_on else self._names
+        names = {index: token for token, index in tokenizer.vocabulary.items() if index < CONTROLS}
+        self.control_tokens, self.frame_id = ControlTokens(names), config.flow_lm.lookup_table.n_bins
 
     def build(self, text: str, controls: Controls, state: PocketVoice) -> PocketPrompt:
         """The prompt of the chunk `text`, spoken as `state`. Unless `ignore_eos`, the number of text ids limits the
@@ -179,8 +175,7 @@ class PromptBuilder:
         ids = self._tokenizer.encode(prepared)
         if not ids or not prepared.strip():
             raise InvalidRequest("text", text, "this checkpoint leaves out all of its characters")
-        if found := self._refused.keys() & set(ids):
-            raise InvalidRequest("text", text, f"it must not hold the control token {self._refused[min(found)]}")
+        self.control_tokens.check("text", text, ids)
         return ids
 
     def token_spans(self, text: str) -> list[tuple[int, int]]:

@@ -1,5 +1,6 @@
 """Prompts as the host has them: a row of ids per token, and what of a prompt is stored as keys and values."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -7,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from sonoro.core.errors import InvalidRequest
 from sonoro.models.base import Prompt, Voice
 from sonoro.runtime.sampling import Controls
 
@@ -64,3 +66,19 @@ class RowPrompt:
     @property
     def stored(self) -> int:
         return 0 if self.state is None else self.state.positions
+
+
+class ControlTokens:
+    """Control tokens of a model, names by id, which a text must not hold unless an operator accepts them."""
+
+    def __init__(self, names: Mapping[int, str]) -> None:
+        self._names = self._refused = names
+
+    def accept(self, *, is_on: bool) -> None:
+        """Accept control tokens in a text as such, or (the default) reject them."""
+        self._refused = {} if is_on else self._names
+
+    def check(self, field: str, text: str, ids: Iterable[int]) -> None:
+        """Raise `InvalidRequest` naming `field` if `ids`, those of `text`, hold a control token."""
+        if found := self._refused.keys() & set(ids):
+            raise InvalidRequest(field, text, f"it must not hold the control token {self._refused[min(found)]}")

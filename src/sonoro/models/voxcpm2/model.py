@@ -80,7 +80,7 @@ class VoxCPM2(PacksPrompts):
 
     def configure(self, values: Mapping[str, OptionValue]) -> None:
         if CONTROL_TOKENS.name in values:
-            self._prompts.read_control_tokens(is_on=bool(values[CONTROL_TOKENS.name]))
+            self._prompts.control_tokens.accept(is_on=bool(values[CONTROL_TOKENS.name]))
         if _MOST_STEPS.name in values:
             flow, most = self._modules.lm.feat_decoder, int(values[_MOST_STEPS.name])
             flow.most_steps = most

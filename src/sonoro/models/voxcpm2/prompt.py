@@ -13,7 +13,7 @@ from torch import Tensor
 from sonoro.core.errors import CheckpointError, InvalidRequest
 from sonoro.core.types import check_text
 from sonoro.models.base import Spoken, Voice
-from sonoro.models.shared.prompts import Ids, RowPrompt
+from sonoro.models.shared.prompts import ControlTokens, Ids, RowPrompt
 from sonoro.nn.tokenizer import TextTokenizer
 from sonoro.runtime.sampling import Controls, pack_floats
 from sonoro.text.splitting import join_text
@@ -54,14 +54,9 @@ class PromptBuilder:
         self._config, self._tokenizer = config, tokenizer
         if tokenizer.size > (most := config.lm_config.vocab_size):
             raise CheckpointError(f"tokenizer.json holds id {tokenizer.size - 1}; lm_config.vocab_size is {most}")
-        self._special = {index: token for token, index in tokenizer.special.items()}
-        self._refused = self._special
+        self.control_tokens = ControlTokens({index: token for token, index in tokenizer.special.items()})
         self._characters = tokenizer.chinese_characters()
         self._width = 2 + config.patch_size * config.feat_dim // 2
-
-    def read_control_tokens(self, *, is_on: bool) -> None:
-        """Accept control tokens in a text as such, or (the default) reject them."""
-        self._refused = {} if is_on else self._special
 
     def build(
         self,
@@ -127,8 +122,7 @@ class PromptBuilder:
         Raises `InvalidRequest` naming `field` for a control token."""
         check_text(field, text)
         ids = [part for index in self._tokenizer.encode(text) for part in self._characters.get(index, (index,))]
-        if found := self._refused.keys() & set(ids):
-            raise InvalidRequest(field, text, f"it must not hold the control token {self._refused[min(found)]}")
+        self.control_tokens.check(field, text, ids)
         return ids
 
     def token_spans(self, text: str) -> list[tuple[int, int]]:
