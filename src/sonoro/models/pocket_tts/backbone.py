@@ -23,7 +23,10 @@ class FlowLM(nn.Module):
         if sizes.insert_bos_before_voice:
             self.bos_before_voice = nn.Parameter(torch.empty(1, 1, width))
         self.speaker_proj = Linear(config.mimi.inner_dim, width, bias=False)
-        self.conditioner = _TextEmbedding(config)
+        table = sizes.lookup_table
+        self.conditioner = nn.ModuleDict({"embed": nn.Embedding(table.n_bins + 1, table.rank or width)})
+        if table.rank:
+            self.conditioner["proj"] = Linear(table.rank, width, bias=False)
         self.input_linear = Linear(latents, width, bias=False)
         self.transformer = DecoderStack(config.backbone, layer=GeluLayer)
         self.z_proj = Linear(width, sizes.z_dim, bias=False) if sizes.z_dim else None
@@ -52,7 +55,8 @@ class FlowLM(nn.Module):
 
     def embed(self, ids: Tensor) -> Tensor:
         """The transformer's inputs [T, H] for `ids` [T]: of text, or one past them for the first frame."""
-        text = self.conditioner(ids)
+        text = self.conditioner["embed"](ids)
+        text = self.conditioner["proj"](text) if "proj" in self.conditioner else text
         first = self.embed_latents(self.bos_emb)
         return torch.where((ids == self.config.flow_lm.lookup_table.n_bins)[:, None], first, text)
 
@@ -73,15 +77,3 @@ class FlowLM(nn.Module):
     def denormalize(self, latents: Tensor) -> Tensor:
         """Normalised `latents` [B, D] as the codec's."""
         return latents * self.emb_std + self.emb_mean
-
-
-class _TextEmbedding(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        table = config.flow_lm.lookup_table
-        self.embed = nn.Embedding(table.n_bins + 1, table.rank or table.dim)
-        self.proj = Linear(table.rank, table.dim, bias=False) if table.rank else None
-
-    def forward(self, ids: Tensor) -> Tensor:
-        rows = self.embed(ids)
-        return rows if self.proj is None else self.proj(rows)

@@ -5,11 +5,12 @@ The scratch slot, always done and at length 0, replaces slots that are done: the
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from sonoro.models.shared.latents import check_noise, weight_bytes
 from sonoro.models.shared.step import StepState, append_frames
 from sonoro.ops.sample import normal_noise
-from sonoro.runtime.sampling import BatchSampling
+from sonoro.runtime.sampling import BatchSampling, unpack_floats
 
 from .backbone import FlowLM
 from .state import FrameState
@@ -23,7 +24,8 @@ def frame(lm: FlowLM, state: FrameState, slots: Tensor, record: list[Tensor] | N
     assert not torch.is_grad_enabled()
     slots = slots.masked_fill(state.done[slots], state.scratch)
     length, position, controls = state.length[slots], state.position[slots], state.samplers[0].read(slots)
-    threshold, after = state.read_options(slots)
+    options = state.options[slots]
+    threshold, after = unpack_floats(options[:, :1])[:, 0], options[:, 1]
     hidden = _step(lm, state, slots, position)
     stop = torch.cat((threshold[:, None].to(hidden), lm.out_eos(hidden)), dim=1)
     latent = lm.flow_net(_noise(lm, controls, length), hidden)
@@ -49,16 +51,14 @@ def frame(lm: FlowLM, state: FrameState, slots: Tensor, record: list[Tensor] | N
 def check_kernels(lm: FlowLM, state: FrameState, batch: int) -> None:
     """Compare each fused kernel of a step of `batch` slots with its reference. Synchronises; `state` is unchanged."""
     lm.transformer.check_kernels(batch, state.cache.page_table, state.cache.page_positions, watch=state.watch)
-    index = torch.arange(batch, device=lm.weight.device)
-    # Float32 Box-Muller: rounded angles up to 6.3 times radii up to 5.8.
-    normal_noise.check(lambda: (index, index, index, lm.config.latents), 2e-6)
+    check_noise(batch, lm.config.latents, lm.weight.device)
 
 
 def floor_bytes(lm: FlowLM) -> int:
     """Bytes of weights that one frame must read: all once but the text embedding, the head's once a step."""
-    derived = _bytes(lm.flow_net.time_embed) if lm.flow_net.kind == "lsd" else 0
-    head = _bytes(lm.flow_net) - derived
-    return _bytes(lm) - _bytes(lm.conditioner, lm.speaker_proj) - derived + (lm.flow_net.steps - 1) * head
+    derived = weight_bytes(lm.flow_net.time_embed) if lm.flow_net.kind == "lsd" else 0
+    head = weight_bytes(lm.flow_net) - derived
+    return weight_bytes(lm) - weight_bytes(lm.conditioner, lm.speaker_proj) - derived + (lm.flow_net.steps - 1) * head
 
 
 def parts(lm: FlowLM, state: FrameState) -> dict[str, Callable[[Tensor], object]]:
@@ -90,7 +90,3 @@ def _noise(lm: FlowLM, controls: BatchSampling, length: Tensor) -> Tensor:
     spread = sampling.temperature.sqrt().masked_fill(sampling.is_greedy, 0.0)
     noise = normal_noise(controls.seed, controls.segment, length, lm.config.latents)
     return (noise * spread).to(lm.bos_emb.dtype)
-
-
-def _bytes(*modules: nn.Module) -> int:
-    return sum(weight.nbytes for module in modules for weight in module.parameters())

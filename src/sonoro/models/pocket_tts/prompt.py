@@ -153,8 +153,12 @@ class PromptBuilder:
         """The prompt of the chunk `text`, spoken as `state`. Unless `ignore_eos`, the number of text ids limits the
         frames below `controls.max_frames`. Raises `InvalidRequest` for control tokens, and if nothing of the text is
         left."""
+        check_text("text", text)
         prepared = self.rules.prepare(SpokenText(text)).text
-        ids = self._ids(text, prepared)
+        ids = self._tokenizer.encode(prepared)
+        if not ids or not prepared.strip():
+            raise InvalidRequest("text", text, "this checkpoint leaves out all of its characters")
+        self.control_tokens.check("text", text, ids)
         if not controls.ignore_eos:
             controls = replace(controls, max_frames=min(most_frames(len(ids)), controls.max_frames))
         after = int(controls.options["frames_after_eos"])
@@ -169,14 +173,6 @@ class PromptBuilder:
             frames_after_end=self.rules.frames_after_end(text) if after < 0 else after,
             threshold=float(controls.options["eos_threshold"]),
         )
-
-    def _ids(self, text: str, prepared: str) -> list[int]:
-        check_text("text", text)
-        ids = self._tokenizer.encode(prepared)
-        if not ids or not prepared.strip():
-            raise InvalidRequest("text", text, "this checkpoint leaves out all of its characters")
-        self.control_tokens.check("text", text, ids)
-        return ids
 
     def token_spans(self, text: str) -> list[tuple[int, int]]:
         """The range (start, end) of characters that each token of a segment `text` covers."""

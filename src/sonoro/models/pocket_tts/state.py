@@ -9,7 +9,7 @@ from torch import Tensor
 from sonoro.models.base import Capacity, Pages
 from sonoro.models.shared import slots as shared
 from sonoro.nn.kvcache import PackedTokens
-from sonoro.runtime.sampling import pack_floats, unpack_floats
+from sonoro.runtime.sampling import pack_floats
 from sonoro.words.heads import WordHeads
 
 from .backbone import FlowLM
@@ -28,11 +28,6 @@ class FrameState(shared.BackboneState):
 
     last: Tensor
     options: Tensor
-
-    def read_options(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Threshold float32 and frames after the end, of slots `rows` [B]: [B] each. Capturable."""
-        options = self.options[rows]
-        return unpack_floats(options[:, :1])[:, 0], options[:, 1]
 
 
 def allocate(lm: FlowLM, capacity: Capacity, word_heads: WordHeads | None = None) -> FrameState:

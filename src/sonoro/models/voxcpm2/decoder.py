@@ -8,9 +8,10 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from sonoro.models.shared.latents import LatentDecoder
 from sonoro.nn.causal import CausalConv1d, name_layers
 from sonoro.nn.history import Context
-from sonoro.nn.vocoder import DepthwiseUnit, LinearSnake, UpsampleBlock, finalize, reach_frames
+from sonoro.nn.vocoder import DepthwiseUnit, LinearSnake, UpsampleBlock, reach_frames
 from sonoro.nn.vocoder_fused import FusedBlocks, Past
 
 
@@ -44,7 +45,7 @@ class _ConditionedBlock(UpsampleBlock):
         return self.scale_embed.weight[self.bin], self.bias_embed.weight[self.bin]
 
 
-class CodecDecoder(nn.Module):
+class CodecDecoder(LatentDecoder):
     """Patches to audio, `hop` samples each. Follows OpenBMB/VoxCPM voxcpm/modules/audiovae/audio_vae_v2.py AudioVAE.
     `layout` is that of its `History`; `reach_frames` the receptive field of its state, in patches."""
 
@@ -68,14 +69,6 @@ class CodecDecoder(nn.Module):
     def weight(self) -> Tensor:
         return cast(CausalConv1d, self.model[1]).conv.weight
 
-    def example(self, rows: int, columns: int) -> Tensor:
-        count = rows * columns * math.prod(self.patch)
-        return (torch.arange(count, device=self.weight.device) * 7919.0).sin().view(rows, columns, *self.patch)
-
-    def latents(self, frames: Tensor) -> Tensor:
-        """`frames` [B, T, P, D] in the decoder's dtype."""
-        return frames.to(self.weight.dtype)
-
     def contextualize(self, latents: Tensor, history: Context) -> Tensor:
         """Return `latents` unchanged (there is no long left context), and advance `history`."""
         history.advance(latents.shape[1])
@@ -88,9 +81,6 @@ class CodecDecoder(nn.Module):
         for layer in layers:
             x = layer(x, history)
         return last(activation(x), history).squeeze(2).tanh()
-
-    def finalize(self) -> None:
-        finalize(self)
 
 
 class FusedDecoder:

@@ -5,8 +5,9 @@ The scratch slot, always done and at length 0, replaces slots that are done: the
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from sonoro.models.shared.latents import check_noise, weight_bytes
 from sonoro.models.shared.step import StepState, append_frames
 from sonoro.nn.kvcache import PackedPrompts
 from sonoro.ops.sample import normal_noise
@@ -50,16 +51,14 @@ def check_kernels(lm: VoxLM, state: FrameState, batch: int) -> None:
         stack.check_kernels(batch, state.cache.page_table, state.cache.page_positions, watch=watch)
     lm.feat_encoder.encoder.check_bidirectional(batch)
     lm.feat_decoder.check_kernels(batch)
-    index = torch.arange(batch, device=lm.weight.device)
-    # Float32 Box-Muller: rounded angles up to 6.3 times radii up to 5.8.
-    normal_noise.check(lambda: (index, index, index, state.patch[0].numel()), 2e-6)
+    check_noise(batch, state.patch[0].numel(), lm.weight.device)
 
 
 def floor_bytes(lm: VoxLM) -> int:
     """Bytes of weights that one frame must read: all once except the text embedding, the flow's once per call."""
     dit = lm.feat_decoder.estimator
-    again = (lm.feat_decoder.calls - 1) * _bytes(dit.decoder, dit.in_proj, dit.out_proj)
-    return _bytes(lm) + again - _bytes(lm.base_lm.embed_tokens, dit.time_mlp, dit.delta_time_mlp)
+    again = (lm.feat_decoder.calls - 1) * weight_bytes(dit.decoder, dit.in_proj, dit.out_proj)
+    return weight_bytes(lm) + again - weight_bytes(lm.base_lm.embed_tokens, dit.time_mlp, dit.delta_time_mlp)
 
 
 def parts(lm: VoxLM, state: FrameState) -> dict[str, Callable[[Tensor], object]]:
@@ -101,7 +100,3 @@ def _noise(controls: BatchSampling, length: Tensor, patches: Tensor) -> Tensor:
     """Normal noise [B, P, D] of patch number `length` [B] of each slot, in the dtype of `patches` [.., P, D]."""
     shape = patches.shape[1:]
     return normal_noise(controls.seed, controls.segment, length, shape.numel()).unflatten(1, shape).to(patches.dtype)
-
-
-def _bytes(*modules: nn.Module) -> int:
-    return sum(weight.nbytes for module in modules for weight in module.parameters())
