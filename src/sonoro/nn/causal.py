@@ -120,34 +120,3 @@ class CausalConvTranspose1d(CausalLayer):
         if self.length:
             y = torch.addmm(y.flatten(0, 1), joined[:, :-1].flatten(0, 1), taps[stride:].flatten(0, 1).t())
         return y.reshape(batch, columns * stride, -1)
-
-
-class DepthwiseUpsample(CausalLayer):
-    """Upsample by `rate`, each channel by itself, [B, T, C] to [B, T * rate, C]: a transposed convolution whose kernel
-    is two strides."""
-
-    def __init__(self, channels: int, rate: int) -> None:
-        super().__init__(1, channels)
-        self.conv = nn.ConvTranspose1d(channels, channels, 2 * rate, rate, groups=channels, bias=False)
-
-    def forward(self, x: Tensor, history: Context) -> Tensor:
-        # [2, rate, C]: the taps of the current column, and of the one before.
-        taps = self.conv.weight[:, 0].mT.unflatten(0, (2, -1))
-        joined = history.extend(self.key, x, self.length)[:, :, None]
-        return torch.addcmul(joined[:, 1:] * taps[0], joined[:, :-1], taps[1]).flatten(1, 2)
-
-
-class FadeIn(CausalLayer):
-    """Fades in the first `count` samples of a stream. What it keeps is 1 once a frame has been decoded."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__(1, 1)
-        self.count = count
-
-    def forward(self, samples: Tensor, frames: int, history: Context) -> Tensor:
-        """`samples` [B, S] of so many frames."""
-        batch = samples.shape[0]
-        began = history.extend(self.key, samples.new_ones(batch, frames, 1), self.length)[:, :-1]
-        rise = torch.arange(samples.shape[1] // frames, device=samples.device, dtype=samples.dtype)
-        gain = torch.maximum(began, (rise / (self.count - 1)).clamp(max=1))
-        return samples * gain.flatten(1)

@@ -62,10 +62,15 @@ def read_released(
     else:
         packaged = resources.files(package) / "configs" / f"{source}.json"
         config = build(kind, json.loads(packaged.read_text("utf-8")), source)
-    for name, value, only in expected(config):
-        if value != only:
-            raise CheckpointError(f"config.json: {name} is {value}; it must be {only}")
+    check_values("config.json", expected(config))
     return config
+
+
+def check_values(where: str, values: Iterable[tuple[str, object, object]]) -> None:
+    """Raise `CheckpointError`, which begins with `where`, if one of `values` (key, value, only supported) differs."""
+    for name, value, only in values:
+        if value != only:
+            raise CheckpointError(f"{where}: {name} is {value}; it must be {only}")
 
 
 def build(kind: type[T], values: dict[str, Any], where: str) -> T:

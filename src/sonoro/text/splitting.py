@@ -79,6 +79,11 @@ class SpokenText:
         """`spoken_length` of the text."""
         return spoken_length(self.text)
 
+    def span(self, start: int, end: int) -> Span:
+        """The range of the written text that characters `start` to `end` come from."""
+        first = self.origins[start][0]
+        return first, self.origins[end - 1][1] if start < end else first
+
     def part(self, start: int, end: int) -> SpokenText:
         """The text from character `start` to `end`."""
         return SpokenText(self.text[start:end], lambda: self.origins[start:end])
@@ -126,7 +131,7 @@ def replaced(text: SpokenText, pattern: re.Pattern[str], made: Callable[[re.Matc
         for match in found:
             start, end = match.span()
             origins += text.origins[at:start]
-            origins += [(text.origins[start][0], text.origins[end - 1][1])] * len(made(match))
+            origins += [text.span(start, end)] * len(made(match))
             at = end
         return [*origins, *text.origins[at:]]
 

@@ -1,15 +1,12 @@
 """How the tensors of codec.pth are stored: released names and shapes, and rules for random weights."""
 
 from pathlib import Path
-from typing import cast
 
 from torch import Tensor
 
-from sonoro.models.shared.codec_file import UNIT_NAMES, CodecFile, all_but, spread_rates
+from sonoro.models.shared.codec_file import UNIT_NAMES, CodecFile, all_but, split_window_pairs, spread_rates
 from sonoro.nn import weights
-from sonoro.nn.transformer import split_pairs
 from sonoro.nn.weights import DummyRule
-from sonoro.nn.window import WindowAttention
 
 from .codec import CodecConfig, FishCodec
 from .decoder import CodecDecoder
@@ -33,13 +30,6 @@ def _sift(tensors: dict[str, Tensor], config: CodecConfig, where: Path) -> dict[
     return {name.removeprefix("generator."): tensor for name, tensor in tensors.items()}
 
 
-def _arrange(codec: FishCodec, name: str, value: Tensor) -> Tensor:
-    # The file has interleaved rotary pairs.
-    stem, found, _ = name.rpartition(".qkv_proj.")
-    attention = cast(WindowAttention, codec.get_submodule(stem))
-    return split_pairs(value, sum(attention.heads[:2]), attention.head_width) if found else value
-
-
 # The gains keep residual sums from growing: the output is about a fifth of full scale at the released widths.
 _DUMMY_RULES = (
     DummyRule(r"\.alpha$", mean=1.0, std=0.1),
@@ -59,7 +49,7 @@ FILE = CodecFile(
     shape_of=spread_rates,
     fusions=lambda config: weights.llama_names(""),
     norms={r"(de|en)coder\..*conv": 0, r".*(in|out)_proj": 1},
-    arrange=_arrange,
+    arrange=split_window_pairs,
     is_wide=all_but(CodecDecoder),
     rules=_DUMMY_RULES,
 )

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from ctypes import Structure
 from pathlib import Path
 
@@ -23,10 +24,8 @@ from .state import FrameState, prefill
 # CPU ms a frame of 1, 4, 8, 16 slots, six layers, one core of an AMD EPYC: 20, 33, 47, 77; in torch 31, 68, 86, 104.
 _MOST_SLOTS, _ROWS = 16, 64
 
-
 _STRUCTURES = structures(Path(__file__).with_name("frame.c"))
 Flow, FlowHead, FlowBlock, FlowRoom = (_STRUCTURES[name] for name in ("Flow", "FlowHead", "FlowBlock", "FlowRoom"))
-_KINDS = ("lsd", "pointwise", "drifting")  # As in frame.c.
 
 
 class CompiledLM(shared.PackedWeights):
@@ -46,27 +45,25 @@ class CompiledLM(shared.PackedWeights):
 def _roots(lm: FlowLM) -> list[nn.Module]:
     """All that a frame runs."""
     head = lm.flow_net
-    own = (head.cond_embed, head.input_proj, head.modulations, head.res_blocks, head.output)
+    own = [head.cond_embed, head.input_proj, head.modulations, head.res_blocks, head.output]
     return [lm.transformer, lm.z_proj or nn.Identity(), lm.out_eos, lm.input_linear, *own]
 
 
-class CompiledFrame:
+class CompiledFrame(shared.Addresses):
     """`CompiledSteps` of a language model and one state. A frame allocates nothing."""
 
     most = _MOST_SLOTS
 
     def __init__(self, compiled: CompiledLM, state: FrameState) -> None:
-        self._compiled, self._state = compiled, state
-        self._kept = addresses = shared.Addresses(compiled)
-        lm, at = compiled.lm, addresses.at
-        head, config = lm.flow_net, lm.config.backbone
+        super().__init__(compiled)
+        lm, at, head = compiled.lm, self.at, compiled.lm.flow_net
         self._step = compiled.library.function("sonoro_flow", "ppip")
         self._stepped = torch.zeros(self.most, dtype=torch.int64)
         self._flow = flow = Flow()
-        flow.backbone = shared.stack_of(compiled, addresses, lm.transformer, state.cache, state.rotary, state.watch)
+        flow.backbone = shared.stack_of(compiled, self, lm.transformer, state.cache, state.rotary, state.watch)
         given, positions = lm.out_eos.in_features, len(state.rotary[0])
-        flow.room = shared.room_of(addresses, (config,), _ROWS, positions=positions, logits=1, hidden=given)
-        flow.head = self._head(head)
+        flow.room = shared.room_of(self, (lm.config.backbone,), _ROWS, positions=positions, logits=1, hidden=given)
+        flow.head = self._head(compiled, head)
         width, modulated = head.cond_embed.out_features, head.modulations.out_features
         sizes = (width, width, modulated, width, max(width, head.latents), head.latents)
         flow.flow = FlowRoom(*(at(torch.zeros(self.most * size)) for size in sizes))
@@ -77,20 +74,17 @@ class CompiledFrame:
         for name in ("done", "length", "position", "last", "options", "pending", "frames"):
             setattr(flow, name, at(getattr(state, name)))
         flow.controls, flow.frames_stride = at(state.samplers[0].packed), state.frames[0].numel()
-        flow.watch = shared.watch_of(addresses, state.watch)
-        self._run = shared.prompt_runner(compiled.library, flow.backbone, flow.room, _ROWS)
+        flow.watch = shared.watch_of(self, state.watch)
+        run = shared.prompt_runner(compiled.library, flow.backbone, flow.room, _ROWS)
+        self.prefill = functools.partial(prefill, lm, state, run=run)
 
     def frame(self, slots: Tensor) -> None:
         """A frame for each of `slots` [B] int64, at most `most`."""
         assert slots.shape[0] <= self.most
         self._step(ctypes.byref(self._flow), slots.data_ptr(), slots.shape[0], self._stepped.data_ptr())
 
-    def prefill(self, tokens: Tensor) -> None:
-        """`SpeechModel.prefill`."""
-        prefill(self._compiled.lm, self._state, tokens, self._run)
-
-    def _head(self, head: reference.FlowHead) -> Structure:
-        product, at, width = self._compiled.product, self._kept.at, head.cond_embed.out_features
+    def _head(self, compiled: CompiledLM, head: reference.FlowHead) -> Structure:
+        product, at, width = compiled.product, self.at, head.cond_embed.out_features
         blocks = (FlowBlock * len(head.res_blocks))()
         for to, block in zip(blocks, head.res_blocks, strict=True):
             assert isinstance(block, reference.FlowBlock)
@@ -99,5 +93,5 @@ class CompiledFrame:
         parts = (head.cond_embed, head.input_proj, head.modulations, head.output)
         return FlowHead(
             *map(product, parts), blocks, at(head.times), at(torch.ones(width)), at(torch.zeros(width)),
-            len(blocks), head.steps, _KINDS.index(head.kind), width, head.latents, reference.BLOCK_EPS,
+            len(blocks), len(head.times), [*reference.TIMES].index(head.kind), width, head.latents, reference.BLOCK_EPS,
         )  # fmt: skip

@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -26,7 +27,8 @@ class CompiledDecoder(PackedLayers):
         super().__init__(history, weights, most_frames)
         self._hop, self._decode = decoder.hop, self.library.function("sonoro_decode_latents", "pppiiip")
         self._codec = codec = LatentCodec()
-        first, last = decoder.model.ends
+        first, *layers, last = cast(Iterable[Any], decoder.model.values())
+        blocks = [*zip(layers[::2], layers[1::2], strict=True)]
         codec.input, codec.first = self.conv(decoder.output_proj), self.conv(first)
         codec.last = self.conv(last)
         codec.taps = self.at(decoder.upsample.conv.weight[:, 0].t().contiguous())
@@ -35,15 +37,15 @@ class CompiledDecoder(PackedLayers):
         codec.windows, codec.seen = self.windows(decoder.layers), self.at(history.seen)
         codec.rate, codec.fade = decoder.columns, decoder.fade.count
         columns = most_frames * decoder.columns
-        blocks, sizes = list[Any](), [self.window_floats(decoder.layers, columns)]
-        kept = max(layer.length for layer in (first, last, *(unit.conv1 for _, unit in decoder.model.blocks)))
-        for up, unit in decoder.model.blocks:
+        made, sizes = list[Any](), [self.window_floats(decoder.layers, columns)]
+        kept = max(layer.length for layer in (first, last, *(unit.conv1 for _, unit in blocks)))
+        for up, unit in blocks:
             (rate,) = up.conv.stride
-            blocks.append(EluBlock(self.conv(up), self.conv(unit.conv1), self.conv(unit.conv2), rate))
+            made.append(EluBlock(self.conv(up), self.conv(unit.conv1), self.conv(unit.conv2), rate))
             sizes.append((columns + kept) * max(up.conv.in_channels, first.width))
             columns *= rate
             sizes.append((columns + kept) * up.conv.out_channels)
-        codec.blocks, codec.block_count = (EluBlock * len(blocks))(*blocks), len(blocks)
+        codec.blocks, codec.block_count = (EluBlock * len(made))(*made), len(made)
         codec.room = self.rooms(max(sizes))
 
     def __call__(self, frames: Tensor, slots: Tensor) -> Tensor:

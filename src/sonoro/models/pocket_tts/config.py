@@ -14,7 +14,7 @@ import msgspec
 import yaml
 
 from sonoro.core.errors import CheckpointError
-from sonoro.nn.configs import converted, yaml_values
+from sonoro.nn.configs import check_values, converted, yaml_values
 from sonoro.nn.transformer import DecoderConfig
 from sonoro.nn.window import WindowConfig
 from sonoro.words.heads import WordHeads
@@ -90,10 +90,6 @@ class ConvolutionsConfig(_Strict, frozen=True, kw_only=True):
     dilation_base: Size
     pad_mode: str
     compress: Size
-
-    @property
-    def kernels(self) -> tuple[int, int, int]:
-        return self.kernel_size, self.residual_kernel_size, self.last_kernel_size
 
 
 class WindowsConfig(_Strict, frozen=True, kw_only=True):
@@ -253,9 +249,7 @@ def _built(values: Any, where: str, name: str, voices: dict[str, Path | None]) -
     given = converted(YamlConfig, values, where)
     own = {name: getattr(given, name) for name in given.__struct_fields__}
     config = ModelConfig(**own, language=_language(name), voices=voices)
-    for key, value, only in _expected(config):
-        if value != only:
-            raise CheckpointError(f"{where}: {key} is {value}; it must be {only}")
+    check_values(where, _expected(config))
     return config
 
 

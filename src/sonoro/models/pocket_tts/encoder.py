@@ -21,7 +21,8 @@ class CodecEncoder(nn.Module):
     def __init__(self, config: CodecConfig) -> None:
         super().__init__()
         net = config.seanet
-        self.model = EluEncoder(net.dimension, net.n_filters, net.ratios[::-1], net.kernels, net.compress)
+        kernels = net.kernel_size, net.residual_kernel_size, net.last_kernel_size
+        self.model = EluEncoder(net.dimension, net.n_filters, net.ratios[::-1], kernels, net.compress)
         self.layers = WindowLayers(config.transformer.window, GeluWindowLayer)
         columns = config.columns
         self.downsample = nn.Conv1d(net.dimension, config.inner_dim, 2 * columns, columns, bias=False)

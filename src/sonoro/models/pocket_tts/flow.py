@@ -12,14 +12,17 @@ from sonoro.nn.linear import Linear
 from .config import FlowConfig
 
 FEWEST_STEPS, MOST_STEPS = 1, 16
-"""Limits of `steps`; the released heads were distilled for one."""
+"""Limits of its steps; the released heads were distilled for one."""
+
+TIMES = {"lsd": 2, "pointwise": 0, "drifting": 0}
+"""The number of times that each kind is given: start and target of a step, or none."""
 
 BLOCK_EPS, _TIME_EPS, _FREQUENCIES = 1e-6, 1e-5, 128
 
 
 class FlowHead(nn.Module):
-    """Noise [B, D] and a condition [B, Z] to a latent [B, D]. `kind` "lsd" integrates a velocity in `steps` steps from
-    noise; "pointwise" adds its output to the noise; "drifting" returns it.
+    """Noise [B, D] and a condition [B, Z] to a latent [B, D]. `kind` "lsd" integrates a velocity in steps from noise;
+    "pointwise" adds its output to the noise; "drifting" returns it.
 
     `modulations` are those of all blocks, then of the output, as one product. `times` [steps, F], what the times of
     each step add to the condition, is derived by `make_times`."""
@@ -29,17 +32,12 @@ class FlowHead(nn.Module):
     def __init__(self, config: FlowConfig, latents: int, condition: int) -> None:
         super().__init__()
         self.kind, self.latents, width = config.type, latents, config.dim
-        if self.kind == "lsd":
-            self.time_embed = nn.ModuleList(_TimeEmbedding(width) for _ in range(2))
+        self.time_embed = nn.ModuleList(_TimeEmbedding(width) for _ in range(TIMES[self.kind]))
         self.cond_embed, self.input_proj = Linear(condition, width), Linear(latents, width)
         self.modulations = Linear(width, (3 * config.depth + 2) * width)
         self.res_blocks = nn.ModuleList(FlowBlock(width) for _ in range(config.depth))
         self.output = Linear(width, latents)
         self.register_buffer("times", None, persistent=False)
-
-    @property
-    def steps(self) -> int:
-        return len(self.times)
 
     @torch.no_grad()
     def make_times(self, steps: int = FEWEST_STEPS) -> None:
@@ -55,7 +53,7 @@ class FlowHead(nn.Module):
         y = self.cond_embed(condition)
         if self.kind == "lsd":
             for time in self.times:
-                noise = noise + self._output(noise, y + time) / self.steps
+                noise = noise + self._output(noise, y + time) / len(self.times)
             return noise
         return noise + self._output(noise, y) if self.kind == "pointwise" else self._output(noise, y)
 

@@ -56,9 +56,9 @@ def check_kernels(lm: FlowLM, state: FrameState, batch: int) -> None:
 
 def floor_bytes(lm: FlowLM) -> int:
     """Bytes of weights that one frame must read: all once but the text embedding, the head's once a step."""
-    derived = weight_bytes(lm.flow_net.time_embed) if lm.flow_net.kind == "lsd" else 0
-    head = weight_bytes(lm.flow_net) - derived
-    return weight_bytes(lm) - weight_bytes(lm.conditioner, lm.speaker_proj) - derived + (lm.flow_net.steps - 1) * head
+    head, unread = lm.flow_net, weight_bytes(lm.conditioner, lm.speaker_proj, lm.flow_net.time_embed)
+    again = weight_bytes(head) - weight_bytes(head.time_embed)
+    return weight_bytes(lm) - unread + (len(head.times) - 1) * again
 
 
 def parts(lm: FlowLM, state: FrameState) -> dict[str, Callable[[Tensor], object]]:

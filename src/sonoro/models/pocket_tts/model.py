@@ -14,7 +14,6 @@ from sonoro.models.settings import CONTROL_TOKENS
 from sonoro.models.shared.loading import Family
 from sonoro.models.shared.model_files import MODEL_FILES
 from sonoro.models.shared.slots import SpeaksFrames
-from sonoro.native.library import PACKING
 from sonoro.nn import stored
 from sonoro.nn.tokenizer import TextTokenizer
 from sonoro.nn.weights import fingerprint
@@ -112,10 +111,7 @@ class PocketTTS(SpeaksFrames):
 
     @functools.cached_property
     def _compiled(self) -> CompiledLM | None:
-        # Of the weights as they were loaded: the compiled code keeps them in another form.
-        assert self.fingerprint
-        with PACKING:
-            return CompiledLM.of(self._modules.lm)
+        return CompiledLM.of(self._modules.lm)
 
 
 def spec_of(name: str, config: ModelConfig) -> ModelSpec:

@@ -49,14 +49,9 @@ def main() -> None:
     def normal(tensor: torch.Tensor, mean: float = 0.0, std: float = 1.0) -> torch.Tensor:
         return tensor.copy_(left.pop(0) * std) if left else tensor.zero_()
 
-    text, _ = official.prepare_text_prompt(
-        asked["text"],
-        model.pad_with_spaces_for_short_inputs,
-        model.remove_semicolons,
-        model.append_terminal_punctuation,
-        model.capitalize_first_letter,
-        model.replace_characters,
-    )
+    ends = model.append_terminal_punctuation, model.capitalize_first_letter, model.replace_characters
+    spaces, semicolons = model.pad_with_spaces_for_short_inputs, model.remove_semicolons
+    text, _ = official.prepare_text_prompt(asked["text"], spaces, semicolons, *ends)
     with mock.patch.object(torch.nn.init, "normal_", normal):
         state = model.get_state_for_audio_prompt(folder / "embeddings" / f"{asked['voice']}.safetensors")
         ids = lm.conditioner.prepare(text)

@@ -108,7 +108,10 @@ class TextRules:
                 if not (skips_decimals and _is_decimal(text.text[:at], text.text[at:])):
                     cuts.append((index, at))
         cuts.append((len(ids), len(text.text)))
-        return [(end - begin, _unspaced(text.part(start, stop))) for (begin, start), (end, stop) in pairwise(cuts)]
+        return [
+            (end - begin, text.part(start + text.text.startswith(" ", start, stop), stop))
+            for (begin, start), (end, stop) in pairwise(cuts)
+        ]
 
 
 def _ended(text: SpokenText) -> SpokenText:
@@ -126,10 +129,6 @@ def _is_decimal(before: str, after: str) -> bool:
     """Whether a period between two digits ends `before`. One space at the beginning of `after` does not count: the
     official code decodes tokens, which drops it."""
     return before[-1:] == "." and before[-2:-1].isdigit() and after.removeprefix(" ")[:1].isdigit()
-
-
-def _unspaced(text: SpokenText) -> SpokenText:
-    return text.part(int(text.text.startswith(" ")), len(text.text))
 
 
 @dataclass(frozen=True)
@@ -177,11 +176,7 @@ class PromptBuilder:
     def token_spans(self, text: str) -> list[tuple[int, int]]:
         """The range (start, end) of characters that each token of a segment `text` covers."""
         prepared = self.rules.prepare(SpokenText(text))
-        origins = prepared.origins
-        return [
-            (origins[start][0], origins[end - 1][1]) if start < end else (origins[start][0],) * 2
-            for start, end in self._tokenizer.spans(prepared.text)
-        ]
+        return [prepared.span(start, end) for start, end in self._tokenizer.spans(prepared.text)]
 
 
 def most_frames(tokens: int) -> int:

@@ -2,19 +2,16 @@
 
 from pathlib import Path
 
-from torch import Tensor
-
 from sonoro.core.errors import CheckpointError, CheckpointNotFound
-from sonoro.models.shared.codec_file import UNIT_NAMES, CodecFile
+from sonoro.models.shared.codec_file import UNIT_NAMES, CodecFile, split_window_pairs
 from sonoro.models.shared.model_files import MODEL_FILES, ModelFiles, Modules
 from sonoro.models.shared.remote import gathered, local_file, snapshot
 from sonoro.nn.configs import converted, yaml_values
-from sonoro.nn.transformer import split_pairs
 from sonoro.nn.weights import DummyRule, Fusion
 
 from .backbone import FlowLM
 from .codec import PocketCodec
-from .config import CONFIG_FILES, HUB, RELEASED, YamlConfig, read
+from .config import CONFIG_FILES, HUB, PREFIX, RELEASED, YamlConfig, read
 from .prompt import find_tokenizer
 
 _LM, _CODEC = "flow_lm.", "mimi."
@@ -61,14 +58,6 @@ def _layer_names(prefix: str) -> tuple[Fusion, ...]:
     return tuple(Fusion(prefix, ours, {theirs: 1}) for ours, theirs in _LAYER.items())
 
 
-def _arrange(codec: PocketCodec, name: str, value: Tensor) -> Tensor:
-    """`value` with half-split rotary pairs; the files have interleaved ones."""
-    if not name.endswith("qkv_proj.weight"):
-        return value
-    sizes = (codec.encoder if name.startswith("encoder.") else codec.decoder).layers.config
-    return split_pairs(value, sizes.heads + sizes.kv_heads, sizes.head_width)
-
-
 _CODEC_FILE = CodecFile(
     make=PocketCodec,
     is_wide=lambda name: name.startswith("encoder."),
@@ -82,7 +71,7 @@ _CODEC_FILE = CodecFile(
     renames=_RENAMES,
     sift=lambda tensors, config, where: {name: one for name, one in tensors.items() if name.startswith(_CODEC)},
     fusions=lambda config: (*_layer_names("decoder.layers."), *_layer_names("encoder.layers.")),
-    arrange=_arrange,
+    arrange=split_window_pairs,
 )
 
 
@@ -143,12 +132,11 @@ def gather(model: str, is_dummy: bool) -> Path | None:
 
 def _of_release(model: str, is_dummy: bool) -> Path:
     repository, _, name = model.partition("/languages/")
-    if repository not in (HUB, _OPEN) or f"{HUB}/languages/{name}" not in RELEASED.values():
+    if repository not in (HUB, _OPEN) or PREFIX + name not in RELEASED:
         raise CheckpointNotFound(f"{model} is no release; on the hub: {', '.join(RELEASED.values())}")
-    shared = ("tokenizer.json", "languages/english_2026-09/tokenizer.json")
     own = [f"languages/{name}/{pattern}" for pattern in ("tokenizer.*", "embeddings/*")]
-    folder = snapshot(_OPEN, [*own, *shared]) / "languages" / name
-    config = read(next(key for key, value in RELEASED.items() if value.endswith(f"/{name}")))
+    shared = ("tokenizer.json", "languages/english_2026-09/tokenizer.json")
+    folder, config = snapshot(_OPEN, [*own, *shared]) / "languages" / name, read(PREFIX + name)
     files = {config.tokenizer_file: find_tokenizer(config, folder)}
     if not is_dummy:
         wanted = f"languages/{name}/{MODEL_FILES}"

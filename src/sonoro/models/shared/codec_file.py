@@ -4,14 +4,16 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from sonoro.models.shared.streaming import StreamingCodec
 from sonoro.nn import stored, torch_file, weights
+from sonoro.nn.transformer import split_pairs
 from sonoro.nn.weights import DummyRule, Fusion, Shape
+from sonoro.nn.window import WindowAttention
 
 C = TypeVar("C")
 M = TypeVar("M", bound=StreamingCodec)
@@ -28,6 +30,13 @@ def spread_rates(name: str, shape: Shape) -> Shape:
 def all_but(decoder: Any) -> Callable[[str], bool]:
     """`CodecFile.is_wide` of a codec: what makes codes stays in float32, and what `decoder`, its class, says."""
     return lambda name: not name.startswith("decoder.") or decoder.is_wide(name.removeprefix("decoder."))
+
+
+def split_window_pairs(codec: nn.Module, name: str, value: Tensor) -> Tensor:
+    """`CodecFile.arrange` of a codec with `WindowLayers` whose file has interleaved rotary pairs."""
+    stem, found, _ = name.rpartition(".qkv_proj.")
+    attention = cast(WindowAttention, codec.get_submodule(stem))
+    return split_pairs(value, sum(attention.heads[:2]), attention.head_width) if found else value
 
 
 @dataclass(frozen=True, kw_only=True)
