@@ -14,7 +14,7 @@ from parity import begin, capacity
 from tiny_pocket_lm import NEVER, controls, model_of, random_prompt
 
 from sonoro.models.pocket_tts import compiled as module
-from sonoro.models.pocket_tts.compiled import CompiledFrame, CompiledLM
+from sonoro.models.pocket_tts.compiled import CompiledFrame, packed
 from sonoro.models.pocket_tts.model import PocketTTS
 from sonoro.models.pocket_tts.prompt import PocketPrompt
 from sonoro.models.pocket_tts.state import FrameState
@@ -45,7 +45,8 @@ def _inference() -> Iterator[None]:
 
 
 def compiled_step(model: PocketTTS, state: FrameState, library: CompiledCode) -> CompiledFrame:
-    return CompiledFrame(CompiledLM(model._modules.lm, library), state)
+    lm = model._modules.lm
+    return CompiledFrame(lm, packed(lm, library), state)
 
 
 def prompts_of(model: PocketTTS, kinds: Sequence[dict[str, object]]) -> list[PocketPrompt]:
@@ -166,10 +167,10 @@ def test_a_prompt_that_runs_in_compiled_code_leaves_the_same_keys_and_values(
 
 @HAS_COMPILER
 def test_without_a_library_or_in_another_dtype_there_is_no_compiled_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert CompiledLM.of(model_of()._modules.lm) is not None
-    assert CompiledLM.of(model_of(dtype=torch.bfloat16)._modules.lm) is None
+    assert packed(model_of()._modules.lm) is not None
+    assert packed(model_of(dtype=torch.bfloat16)._modules.lm) is None
     monkeypatch.setattr(shared, "load", lambda: None)
-    assert CompiledLM.of(model_of()._modules.lm) is None
+    assert packed(model_of()._modules.lm) is None
 
 
 @HAS_COMPILER

@@ -25,8 +25,6 @@ MAX_DECODED_SAMPLES = 24_000_000
 MIN_REFERENCE_PEAK = 1e-3
 """60 dB below full scale, as from a muted microphone."""
 
-_FRAME_S, _FADE_S, _PAUSE_S, _FLOOR_DB = 0.02, 0.02, 0.08, 35.0
-
 
 def check_duration(duration_s: float) -> None:
     """Raise `InvalidReference` unless a recording lasts 0.5 to 60 s."""
@@ -35,21 +33,6 @@ def check_duration(duration_s: float) -> None:
         # A longer recording was not decoded to its end, so its duration is unknown.
         shown = f"{duration_s:.2f} s" if duration_s < MIN_REFERENCE_S else f"more than {MAX_REFERENCE_S:g} s"
         raise InvalidReference("ref_audio", shown, limit)
-
-
-def end_on_pause(samples: Samples, sample_rate: int) -> Samples:
-    """`samples` [S] without silence at the end, faded out, and with a short pause after it: a model that is given
-    speech without an end goes on with it."""
-    size = int(_FRAME_S * sample_rate)
-    count = len(samples) // size
-    if not count:
-        return samples
-    power = np.square(samples[: count * size].reshape(count, size)).mean(axis=1)
-    loudness_db = 20 * np.log10(np.sqrt(power) + 1e-12)
-    end = size * (int(np.flatnonzero(loudness_db > loudness_db.max() - _FLOOR_DB)[-1]) + 1)
-    fade = min(int(_FADE_S * sample_rate), end)
-    faded = samples[end - fade : end] * np.linspace(1, 0, fade, dtype=np.float32)
-    return np.concatenate((samples[: end - fade], faded, np.zeros(int(_PAUSE_S * sample_rate), np.float32)))
 
 
 def read_reference(source: bytes | str | Path, *, text: str | None = None, use: ReferenceUse = "prompt") -> Reference:

@@ -9,8 +9,8 @@ import torch
 from tiny_pocket_lm import cases, model_of
 from torch import Tensor
 
-from sonoro.audio.references import end_on_pause
 from sonoro.models.pocket_tts.decoder import _FADE_SAMPLES as FADE
+from sonoro.models.pocket_tts.voice import end_on_pause
 from sonoro.nn.history import WHOLE
 
 SPLITS = ([6], [1] * 6, [3, 1, 2], [2, 4])

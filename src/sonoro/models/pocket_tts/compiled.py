@@ -28,25 +28,14 @@ _STRUCTURES = structures(Path(__file__).with_name("frame.c"))
 Flow, FlowHead, FlowBlock, FlowRoom = (_STRUCTURES[name] for name in ("Flow", "FlowHead", "FlowBlock", "FlowRoom"))
 
 
-class CompiledLM(shared.PackedWeights):
-    """The weights of a finalized language model for the compiled code, packed once for all states."""
-
-    def __init__(self, lm: FlowLM, library: CompiledCode) -> None:
-        super().__init__(library, _roots(lm))
-        self.lm = lm
-
-    @classmethod
-    def of(cls, lm: FlowLM) -> CompiledLM | None:
-        """That of `lm`; None where there is no compiled code for it."""
-        library = shared.library_for(*_roots(lm))
-        return None if library is None else cls(lm, library)
-
-
-def _roots(lm: FlowLM) -> list[nn.Module]:
-    """All that a frame runs."""
+def packed(lm: FlowLM, library: CompiledCode | None = None) -> shared.PackedWeights | None:
+    """The weights of a finalized language model for `library`, or that of this machine; None where there is none for
+    it."""
     head = lm.flow_net
     own = [head.cond_embed, head.input_proj, head.modulations, head.res_blocks, head.output]
-    return [lm.transformer, lm.z_proj or nn.Identity(), lm.out_eos, lm.input_linear, *own]
+    roots = [lm.transformer, lm.z_proj or nn.Identity(), lm.out_eos, lm.input_linear, *own]
+    library = library or shared.library_for(*roots)
+    return None if library is None else shared.PackedWeights(library, roots)
 
 
 class CompiledFrame(shared.Addresses):
@@ -54,28 +43,28 @@ class CompiledFrame(shared.Addresses):
 
     most = _MOST_SLOTS
 
-    def __init__(self, compiled: CompiledLM, state: FrameState) -> None:
-        super().__init__(compiled)
-        lm, at, head = compiled.lm, self.at, compiled.lm.flow_net
-        self._step = compiled.library.function("sonoro_flow", "ppip")
+    def __init__(self, lm: FlowLM, weights: shared.PackedWeights, state: FrameState) -> None:
+        super().__init__(weights)
+        at, head = self.at, lm.flow_net
+        self._step = weights.library.function("sonoro_flow", "ppip")
         self._stepped = torch.zeros(self.most, dtype=torch.int64)
         self._flow = flow = Flow()
-        flow.backbone = shared.stack_of(compiled, self, lm.transformer, state.cache, state.rotary, state.watch)
+        flow.backbone = shared.stack_of(weights, self, lm.transformer, state.cache, state.rotary, state.watch)
         given, positions = lm.out_eos.in_features, len(state.rotary[0])
         flow.room = shared.room_of(self, (lm.config.backbone,), _ROWS, positions=positions, logits=1, hidden=given)
-        flow.head = self._head(compiled, head)
+        flow.head = self._head(weights, head)
         width, modulated = head.cond_embed.out_features, head.modulations.out_features
         sizes = (width, width, modulated, width, max(width, head.latents), head.latents)
         flow.flow = FlowRoom(*(at(torch.zeros(self.most * size)) for size in sizes))
         if lm.z_proj is not None:
-            flow.projection = compiled.product(lm.z_proj)
-        flow.end, flow.input = compiled.product(lm.out_eos), compiled.product(lm.input_linear)
+            flow.projection = weights.product(lm.z_proj)
+        flow.end, flow.input = weights.product(lm.out_eos), weights.product(lm.input_linear)
         flow.std, flow.mean, flow.earliest_end = at(lm.emb_std), at(lm.emb_mean), EARLIEST_END
         for name in ("done", "length", "position", "last", "options", "pending", "frames"):
             setattr(flow, name, at(getattr(state, name)))
         flow.controls, flow.frames_stride = at(state.samplers[0].packed), state.frames[0].numel()
         flow.watch = shared.watch_of(self, state.watch)
-        run = shared.prompt_runner(compiled.library, flow.backbone, flow.room, _ROWS)
+        run = shared.prompt_runner(weights.library, flow.backbone, flow.room, _ROWS)
         self.prefill = functools.partial(prefill, lm, state, run=run)
 
     def frame(self, slots: Tensor) -> None:
@@ -83,8 +72,8 @@ class CompiledFrame(shared.Addresses):
         assert slots.shape[0] <= self.most
         self._step(ctypes.byref(self._flow), slots.data_ptr(), slots.shape[0], self._stepped.data_ptr())
 
-    def _head(self, compiled: CompiledLM, head: reference.FlowHead) -> Structure:
-        product, at, width = compiled.product, self.at, head.cond_embed.out_features
+    def _head(self, weights: shared.PackedWeights, head: reference.FlowHead) -> Structure:
+        product, at, width = weights.product, self.at, head.cond_embed.out_features
         blocks = (FlowBlock * len(head.res_blocks))()
         for to, block in zip(blocks, head.res_blocks, strict=True):
             assert isinstance(block, reference.FlowBlock)

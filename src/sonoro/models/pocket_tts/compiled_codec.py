@@ -29,8 +29,7 @@ class CompiledDecoder(PackedLayers):
         self._codec = codec = LatentCodec()
         first, *layers, last = cast(Iterable[Any], decoder.model.values())
         blocks = [*zip(layers[::2], layers[1::2], strict=True)]
-        codec.input, codec.first = self.conv(decoder.output_proj), self.conv(first)
-        codec.last = self.conv(last)
+        codec.input, codec.first, codec.last = map(self.conv, (decoder.output_proj, first, last))
         codec.taps = self.at(decoder.upsample.conv.weight[:, 0].t().contiguous())
         for name, layer in (("before", decoder.upsample), ("began", decoder.fade)):
             setattr(codec, name, self.at(history.columns[layer.key]))

@@ -32,10 +32,6 @@ class CodecDecoder(LatentDecoder):
         self.fade = _FadeIn(_FADE_SAMPLES)
         self.layout = name_layers(self)
 
-    @property
-    def weight(self) -> Tensor:
-        return self.output_proj.conv.weight
-
     def contextualize(self, latents: Tensor, history: Context) -> Tensor:
         """`latents` [B, T, 1, D] through the transformer: the columns of each frame, [B, T, columns * width]."""
         x = self.upsample(self.output_proj(latents.flatten(2), history), history)

@@ -64,8 +64,7 @@ class FlowHead(nn.Module):
         for index, block in enumerate(self.res_blocks):
             x = block(x, *blocks[3 * index : 3 * index + 3])
         normed = F.layer_norm(x, x.shape[-1:], eps=BLOCK_EPS)
-        out: Tensor = self.output(torch.addcmul(normed + shift, normed, scale))
-        return out
+        return self.output(torch.addcmul(normed + shift, normed, scale))
 
 
 class FlowBlock(nn.Module):

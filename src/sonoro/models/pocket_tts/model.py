@@ -11,6 +11,7 @@ from sonoro.core.options import OptionSpec, OptionValue
 from sonoro.core.types import ModelSpec, Reference, SamplingParams, SpeechRequest, TextFormat
 from sonoro.models.base import Codec, SavedVoice, Spoken, Voice
 from sonoro.models.settings import CONTROL_TOKENS
+from sonoro.models.shared.compiled import PackedWeights
 from sonoro.models.shared.loading import Family
 from sonoro.models.shared.model_files import MODEL_FILES
 from sonoro.models.shared.slots import SpeaksFrames
@@ -23,7 +24,7 @@ from sonoro.text.splitting import SpokenText
 
 from . import frame, voice, weights
 from . import state as by_slot
-from .compiled import CompiledFrame, CompiledLM
+from .compiled import CompiledFrame, packed
 from .config import RELEASED, ModelConfig, configuration_file, read
 from .flow import FEWEST_STEPS, MOST_STEPS
 from .prompt import CONTROLS, PocketPrompt, PromptBuilder, find_tokenizer
@@ -107,11 +108,11 @@ class PocketTTS(SpeaksFrames):
 
     def compiled_steps(self, state: FrameState) -> CompiledFrame | None:
         """`CompiledModel.compiled_steps`; None on a GPU, and for layouts and dtypes that the compiled code lacks."""
-        return None if self._compiled is None else CompiledFrame(self._compiled, state)
+        return None if self._packed is None else CompiledFrame(self._modules.lm, self._packed, state)
 
     @functools.cached_property
-    def _compiled(self) -> CompiledLM | None:
-        return CompiledLM.of(self._modules.lm)
+    def _packed(self) -> PackedWeights | None:
+        return packed(self._modules.lm)
 
 
 def spec_of(name: str, config: ModelConfig) -> ModelSpec:

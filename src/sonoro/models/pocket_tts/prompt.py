@@ -105,7 +105,10 @@ class TextRules:
         for index in range(1, len(ids)):
             if ids[index - 1] in ends and ids[index] not in ends:
                 at = spans[index][0]
-                if not (skips_decimals and _is_decimal(text.text[:at], text.text[at:])):
+                # The official code decodes tokens, which drops a space at the beginning.
+                before, after = text.text[:at], text.text[at:].removeprefix(" ")
+                is_decimal = before[-1:] == "." and before[-2:-1].isdigit() and after[:1].isdigit()
+                if not (skips_decimals and is_decimal):
                     cuts.append((index, at))
         cuts.append((len(ids), len(text.text)))
         return [
@@ -123,12 +126,6 @@ def _ended(text: SpokenText) -> SpokenText:
         return joined([text, SpokenText("")], ".")
     kept = len(core.rstrip(_WEAK + " "))
     return joined([text.part(0, kept), text.part(len(core), len(text.text)).stripped()], ".")
-
-
-def _is_decimal(before: str, after: str) -> bool:
-    """Whether a period between two digits ends `before`. One space at the beginning of `after` does not count: the
-    official code decodes tokens, which drops it."""
-    return before[-1:] == "." and before[-2:-1].isdigit() and after.removeprefix(" ")[:1].isdigit()
 
 
 @dataclass(frozen=True)

@@ -3,24 +3,22 @@
 Its files have a state per layer, `transformer.layers.{i}.self_attn/cache` [2, 1, P, heads, D] with `offset` (a number)
 or, in older ones, `current_end` (as long as the number); the first ones have the projected latents, `audio_prompt`."""
 
-import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sonoro.audio.pcm import resample
-from sonoro.audio.references import check_duration, end_on_pause
+from sonoro.audio.pcm import Samples, resample
+from sonoro.audio.references import check_duration
 from sonoro.core.errors import InvalidReference, TensorMismatch
 from sonoro.core.types import Reference
 from sonoro.models.base import SavedVoice, Voice
-from sonoro.models.shared.prompts import Ids, StoredPrefix
-from sonoro.nn.transformer import causal_attention, split_pairs
+from sonoro.models.shared.prompts import StoredPrefix, digest_of, keys_and_values
+from sonoro.nn.transformer import split_pairs
 
 from .backbone import FlowLM
 from .codec import PocketCodec
@@ -29,20 +27,14 @@ from .config import ModelConfig
 _STATE = re.compile(r"transformer\.layers\.(\d+)\.self_attn/(cache|offset|pad|current_end)")
 _PROMPT, _LATENTS = "audio_prompt", "latents"
 _STAND_IN_FRAMES, _DIGITS = 125, 20
+_FRAME_S, _FADE_S, _PAUSE_S, _FLOOR_DB = 0.02, 0.02, 0.08, 35.0
 
 
 @dataclass(frozen=True, eq=False)
 class PocketVoice(StoredPrefix):
-    """`Voice.data`: `digest` is that of what keys and values were made of, `latents` [V, D'] those of a recording, on
-    the CPU."""
+    """`Voice.data`; `latents` [V, D'] are those of a recording, on the CPU."""
 
-    digest: int
     latents: Tensor | None = None
-
-    @cached_property
-    def names(self) -> Ids:
-        """Rows [P, 2] that are equal for equal positions alone."""
-        return np.stack((np.full(self.positions, self.digest), np.arange(self.positions)), axis=1)
 
 
 def voice_of(state: PocketVoice) -> Voice:
@@ -50,31 +42,32 @@ def voice_of(state: PocketVoice) -> Voice:
     return Voice(state, primed={"keys and values": state})
 
 
-@torch.no_grad()
-def prefilled(lm: FlowLM, rows: Tensor, source: Tensor, latents: Tensor | None = None) -> PocketVoice:
-    """The voice of the transformer's inputs `rows` [P, H]; `source` identifies it. Synchronises."""
-    kept: list[tuple[Tensor, Tensor]] = []
-
-    def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        kept.append((keys[0], values[0]))
-        return causal_attention(layer, queries, keys, values)
-
-    positions = torch.arange(len(rows), device=rows.device)
-    lm.transformer(rows[None], lm.config.backbone.rotary(positions, rows.dtype), attend)
-    keys, values = (torch.stack(part) for part in zip(*kept, strict=True))
-    return PocketVoice(keys, values, _digest(source), latents)
-
-
 def of_latents(lm: FlowLM, latents: Tensor) -> PocketVoice:
     """The voice of a recording's `latents` [V, D']."""
     latents = latents.float().cpu()
-    return prefilled(lm, lm.embed_voice(latents.to(lm.weight.device)), latents, latents)
+    rows = lm.embed_voice(latents.to(lm.weight.device))
+    return PocketVoice(*keys_and_values(lm.transformer, rows), digest_of(latents), latents)
 
 
 def stand_in(lm: FlowLM) -> PocketVoice:
     """Ten seconds of random latents, for random weights."""
     shape, generator = (_STAND_IN_FRAMES, lm.config.mimi.inner_dim), torch.Generator().manual_seed(0)
     return of_latents(lm, torch.randn(shape, generator=generator))
+
+
+def end_on_pause(samples: Samples, sample_rate: int) -> Samples:
+    """`samples` [S] without silence at the end, faded out, and with a short pause after it: a model that is given
+    speech without an end goes on with it."""
+    size = int(_FRAME_S * sample_rate)
+    count = len(samples) // size
+    if not count:
+        return samples
+    power = np.square(samples[: count * size].reshape(count, size)).mean(axis=1)
+    loudness_db = 20 * np.log10(np.sqrt(power) + 1e-12)
+    end = size * (int(np.flatnonzero(loudness_db > loudness_db.max() - _FLOOR_DB)[-1]) + 1)
+    fade = min(int(_FADE_S * sample_rate), end)
+    faded = samples[end - fade : end] * np.linspace(1, 0, fade, dtype=np.float32)
+    return np.concatenate((samples[: end - fade], faded, np.zeros(int(_PAUSE_S * sample_rate), np.float32)))
 
 
 def encode_voice(lm: FlowLM, codec: PocketCodec, references: Sequence[Reference]) -> Voice:
@@ -124,25 +117,22 @@ def read_voice(lm: FlowLM, file: Path, tensors: Mapping[str, Tensor]) -> PocketV
 def _loaded(lm: FlowLM, tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> PocketVoice:
     config, device = lm.config, lm.weight.device
     if tensors.keys() == {_LATENTS}:
-        return of_latents(lm, _checked(tensors[_LATENTS], _LATENTS, (config.mimi.inner_dim,)))
+        return of_latents(lm, _checked(tensors[_LATENTS], _LATENTS, None, config.mimi.inner_dim))
     if tensors.keys() == {_PROMPT}:
-        rows = _checked(tensors[_PROMPT].flatten(0, -2), _PROMPT, (config.flow_lm.transformer.d_model,))
-        return prefilled(lm, rows.to(device, lm.weight.dtype), rows)
+        rows = _checked(tensors[_PROMPT].flatten(0, -2), _PROMPT, None, config.flow_lm.transformer.d_model)
+        made = keys_and_values(lm.transformer, rows.to(device, lm.weight.dtype))
+        return PocketVoice(*made, digest_of(rows))
     if tensors.keys() == {"keys", "values"}:
         keys, values = tensors["keys"], tensors["values"]
         given = facts.get("digest", "")
         digest = int(given) if given.isdecimal() and len(given) < _DIGITS else 0
     else:
         keys, values = _official(config, tensors)
-        digest = _digest(torch.stack((keys, values)))
+        digest = digest_of(torch.stack((keys, values)))
         keys = split_pairs(keys.movedim(-1, 0), 1, keys.shape[-1]).movedim(0, -1)
     sizes = config.backbone
-    for name, part in (("keys", keys), ("values", values)):
-        wanted = (sizes.layers, keys.shape[1] if keys.ndim > 1 else 0, sizes.kv_heads, sizes.head_width)
-        if part.shape != wanted or not part.shape[1]:
-            raise TensorMismatch(f"{name} of the voice are {list(part.shape)}; this model needs {list(wanted)}")
-        if not part.isfinite().all():
-            raise TensorMismatch(f"{name} of the voice hold numbers that are not finite")
+    keys = _checked(keys, "keys", sizes.layers, None, sizes.kv_heads, sizes.head_width)
+    values = _checked(values, "values", *keys.shape)
     keys, values = (part.to(device, lm.weight.dtype).contiguous() for part in (keys, values))
     return PocketVoice(keys, values, digest)
 
@@ -183,15 +173,12 @@ def _positions(state: Mapping[str, Tensor]) -> int:
     return len(state["current_end"]) if "current_end" in state and state["current_end"].ndim else 0
 
 
-def _checked(rows: Tensor, name: str, shape: tuple[int, ...]) -> Tensor:
-    """`rows` as float32. Raises `TensorMismatch` unless they are finite and [N, *shape]."""
-    if rows.ndim != len(shape) + 1 or rows.shape[1:] != shape or not len(rows) or not rows.is_floating_point():
-        raise TensorMismatch(f"{name} of the voice are {list(rows.shape)}; this model needs [N, {shape[0]}]")
-    if not rows.isfinite().all():
+def _checked(tensor: Tensor, name: str, *shape: int | None) -> Tensor:
+    """`tensor` as float32. Raises `TensorMismatch` unless it is finite and of `shape`; None is any size but 0."""
+    wanted = [own if size is None and own else size for own, size in zip(tensor.shape, shape, strict=False)]
+    if tensor.ndim != len(shape) or list(tensor.shape) != wanted or not tensor.is_floating_point():
+        needed = ", ".join("N" if size is None else str(size) for size in shape)
+        raise TensorMismatch(f"{name} of the voice are {list(tensor.shape)}; this model needs [{needed}]")
+    if not tensor.isfinite().all():
         raise TensorMismatch(f"{name} of the voice hold numbers that are not finite")
-    return rows.float()
-
-
-def _digest(tensor: Tensor) -> int:
-    """62 bits of the SHA-256 of the numbers of `tensor`."""
-    return int.from_bytes(hashlib.sha256(tensor.cpu().contiguous().numpy().tobytes()).digest()[:8], "little") >> 2
+    return tensor.float()

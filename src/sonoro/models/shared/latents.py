@@ -17,7 +17,7 @@ class LatentDecoder(nn.Module):
     @property
     def weight(self) -> Tensor:
         """A weight; its dtype and device are those the decoder runs in."""
-        raise NotImplementedError
+        return next(self.parameters())
 
     @staticmethod
     def is_wide(name: str) -> bool:

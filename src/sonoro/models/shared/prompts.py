@@ -1,15 +1,19 @@
 """Prompts as the host has them: a row of ids per token, and what of a prompt is stored as keys and values."""
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from sonoro.core.errors import InvalidRequest
 from sonoro.models.base import Prompt, Voice
+from sonoro.nn.transformer import DecoderStack, causal_attention
 from sonoro.runtime.sampling import Controls
 
 Ids = npt.NDArray[np.int64]
@@ -30,19 +34,44 @@ class TextSpanned(Prompt, Protocol):
 @dataclass(frozen=True, eq=False)
 class StoredPrefix:
     """Keys (rotated) and values of the first positions of a prompt, [layers, P, kv heads, D] each, on the model's
-    device: no token of them is run."""
+    device: no token of them is run. `digest` is that of what they were made of (`digest_of`)."""
 
     keys: Tensor
     values: Tensor
+    digest: int
 
     @property
     def positions(self) -> int:
         return self.keys.shape[1]
 
+    @cached_property
+    def names(self) -> Ids:
+        """`Prompt.prefix`: rows [P, 2] that are equal for equal positions alone."""
+        return np.stack((np.full(self.positions, self.digest), np.arange(self.positions)), axis=1)
+
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All that is on the device."""
         return self.keys, self.values
+
+
+def digest_of(tensor: Tensor) -> int:
+    """62 bits of the SHA-256 of the numbers of `tensor`."""
+    return int.from_bytes(hashlib.sha256(tensor.cpu().contiguous().numpy().tobytes()).digest()[:8], "little") >> 2
+
+
+@torch.no_grad()
+def keys_and_values(stack: DecoderStack, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Those of a `StoredPrefix` whose inputs of `stack` are `rows` [P, H]."""
+    kept: list[tuple[Tensor, Tensor]] = []
+
+    def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        kept.append((keys[0], values[0]))
+        return causal_attention(layer, queries, keys, values)
+
+    stack(rows[None], stack.config.rotary(torch.arange(len(rows), device=rows.device), rows.dtype), attend)
+    keys, values = (torch.stack(part) for part in zip(*kept, strict=True))
+    return keys, values
 
 
 @dataclass(frozen=True)

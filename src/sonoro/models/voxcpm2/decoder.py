@@ -3,7 +3,6 @@
 import bisect
 import math
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -64,10 +63,6 @@ class CodecDecoder(LatentDecoder):
     def is_wide(name: str) -> bool:
         """Whether the tensor `name` stays in float32 in any dtype: conditions, and parameters of Snake rates."""
         return name.endswith((".alpha", "_embed.weight"))
-
-    @property
-    def weight(self) -> Tensor:
-        return cast(CausalConv1d, self.model[1]).conv.weight
 
     def contextualize(self, latents: Tensor, history: Context) -> Tensor:
         """Return `latents` unchanged (there is no long left context), and advance `history`."""
