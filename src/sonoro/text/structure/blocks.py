@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from sonoro.text.splitting import SpokenText, replaced
+
 Span = tuple[int, int]
 
 
@@ -90,18 +92,8 @@ def _without_signs(block: Block) -> Block:
 
 
 def _replaced(block: Block, pattern: re.Pattern[str], replacement: Callable[[re.Match[str]], str]) -> Block:
-    made, at = Block(block.kind), 0
-    for found in pattern.finditer(block.text):
-        new = replacement(found)
-        made.text += block.text[at : found.start()] + new
-        made.origins += block.origins[at : found.start()]
-        made.origins += [(block.origins[found.start()][0], block.origins[found.end() - 1][1])] * len(new)
-        at = found.end()
-    if not at:
-        return block
-    made.text += block.text[at:]
-    made.origins += block.origins[at:]
-    return made
+    made = replaced(SpokenText(block.text, lambda: block.origins), pattern, replacement)
+    return Block(block.kind, made.text, [*made.origins])
 
 
 def spoken(blocks: Iterable[Block]) -> Iterator[Block]:
