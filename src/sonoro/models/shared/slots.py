@@ -397,13 +397,13 @@ class SpeaksFrames(ReadsText):
     def check_kernels(self, state: Any, batch: int) -> None:
         self.frames.check_kernels(self._modules.lm, state, batch)
 
-    def parts(self, state: Any) -> Any:
+    def parts(self, state: Any) -> dict[str, Callable[[Tensor], object]]:
         return self.frames.parts(self._modules.lm, state)
 
     def frame_bytes(self, batch: int, context: int) -> int:
         return int(self.frames.floor_bytes(self._modules.lm)) + batch * context * self.position_bytes
 
-    def token_spans(self, text: str) -> Any:
+    def token_spans(self, text: str) -> Sequence[tuple[int, int]]:
         return self._prompts.token_spans(text)
 
 
