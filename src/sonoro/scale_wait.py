@@ -78,7 +78,7 @@ class LoadEstimate:
     """Makes a `ReplicaLoad` of what is seen each second."""
 
     def __init__(self) -> None:
-        self._running, self._waiting, self._held_s = 0.0, 0.0, 0.0
+        self._running, self._waiting, self._held_s, self._rtf = 0.0, 0.0, 0.0, 0.0
         self._first_packets, self._first_packets_s = 0.0, 0.0
         self._seconds = 0
         self._mean_running, self._mean_rtf, self._variance, self._covariance = 0.0, 0.0, 0.0, 0.0
@@ -95,7 +95,9 @@ class LoadEstimate:
         """Note the means of the requests that ended in a second in which so many ran: how long they took, and that over
         the length of their audio."""
         self._seconds += 1
-        self._held_s += max(_RECENT, 1 / self._seconds) * (held_s - self._held_s)
+        newest = max(_RECENT, 1 / self._seconds)
+        self._held_s += newest * (held_s - self._held_s)
+        self._rtf += newest * (rtf - self._rtf)
         # A line through the times by the load, whose oldest points are forgotten.
         weight = max(_LEARNT, 1 / self._seconds)
         by_running, by_rtf = running - self._mean_running, rtf - self._mean_rtf
@@ -114,11 +116,10 @@ class LoadEstimate:
     def _growth(self, doubt: float) -> float:
         """What is learnt counts as much as the load varied, beside a growth of `doubt`."""
         running, rtf = self._mean_running, self._mean_rtf
-        if not running or not rtf:
+        if not running or not self._rtf:
             return doubt
         slope = (self._covariance + doubt * _DOUBT * running * rtf) / (self._variance + _DOUBT * running**2)
-        now = rtf + slope * (self._running - running)
-        return min(1.0, max(0.0, slope * self._running / now)) if now > 0 else 1.0
+        return min(1.0, max(0.0, slope * self._running / self._rtf))
 
 
 def _queue_s(busy: float, places: float, held_s: float) -> float:

@@ -59,11 +59,15 @@ def test_how_times_grow_is_learnt_from_the_ups_and_downs_of_the_load(mean: float
 
 def test_a_load_that_never_varied_may_be_all_that_a_replica_can_do() -> None:
     known = LoadEstimate()
-    for _ in range(100):
+    for _ in range(300):
         known.note(100, 0, 200, 200 * 0.03)
         known.note_ended(100, 0.5, 0.1)
-    assert (known.load(256).growth, known.load(256).least_growth) == (pytest.approx(1), 0)
+    assert (known.load(256).growth, known.load(256).least_growth) == (pytest.approx(1, abs=1e-3), 0)
     assert replicas_for([known.load(256)] * 2, 0.1) == 2
+    for _ in range(180):
+        known.note(0, 0, 0, 0)
+    assert known.load(256).running > 0, "it fades"
+    assert replicas_for([known.load(256)] * 2, 0.1) == 1, "both did as much as one does now, many times over"
 
 
 @pytest.mark.parametrize("times", [1.5, 2.0])
