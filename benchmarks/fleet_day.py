@@ -2,8 +2,9 @@
 
 No day is simulated tick by tick. One host is, at a few rates, for some seconds each. A day is then a walk in steps of
 half a minute: in each step a GPU has the first packets, underruns and refusals of its share of the arrivals. Hosts
-count as equally busy: a balancer that takes the less busy of two keeps them within a few requests. What a step of load
-or a failure does within its first seconds is not seen.
+count as equally busy: behind a balancer that takes the less busy of two, ten hosts with 1,440 requests each were
+at most five above the mean for 99% of the time (136, if it takes any). What a step of load or a failure does within
+its first seconds is not seen.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +42,14 @@ MOST_REFUSED = 0.001
 """The share of requests that may be refused in an hour by a fleet that is large enough."""
 
 
+Shown = TypeVar("Shown", int, float)
+
+
+def _shown(default: Shown, help: str) -> Shown:
+    """A field of a dataclass that the command line shows."""
+    return cast(Shown, field(default=default, metadata={"help": f"{help} ({default:g})"}))
+
+
 @dataclass(frozen=True)
 class Day:
     """Arrivals and failures. `rates` are requests a second at even distances over 24 hours, the first at midnight.
@@ -51,15 +60,15 @@ class Day:
     """
 
     rates: tuple[float, ...]
-    hosts: int = 0
-    gpus_per_host: int = 8
-    target_ms: float = 100.0
-    gpu_mtbf_h: float = 1000.0
-    gpu_restart_s: float = 30.0
-    host_mtbf_h: float = 2000.0
-    host_restart_s: float = 1800.0
-    host_start_s: float = 300.0
-    days: int = 7
+    hosts: int = _shown(0, "of the fixed fleet; one more than needed if not given")
+    gpus_per_host: int = _shown(8, "each with an engine")
+    target_ms: float = _shown(100.0, "highest p95 of an hour, and target_wait_ms of the scaled fleet")
+    gpu_mtbf_h: float = _shown(1000.0, "hours between two failures of an engine")
+    gpu_restart_s: float = _shown(30.0, "seconds until it is back")
+    host_mtbf_h: float = _shown(2000.0, "hours between two failures of a host")
+    host_restart_s: float = _shown(1800.0, "seconds until it is back")
+    host_start_s: float = _shown(300.0, "seconds until another host serves")
+    days: int = _shown(7, "how many are walked")
 
     def __post_init__(self) -> None:
         if not self.rates or not all(0 <= rate < math.inf for rate in self.rates) or not any(self.rates):

@@ -254,7 +254,9 @@ def arguments(argv: Sequence[str] | None = None) -> PlanBench:
     )
     for entry in fields(Day)[1:]:
         kind = type(entry.default)
-        day.add_argument(f"--{entry.name.replace('_', '-')}", type=kind, default=entry.default, help=f"{entry.default}")
+        day.add_argument(
+            f"--{entry.name.replace('_', '-')}", type=kind, default=entry.default, help=entry.metadata["help"]
+        )
     parser.add_argument("--duration", dest="duration_s", type=float, default=20.0, help="seconds of a level that count")
     parser.add_argument("--warm-up", dest="warm_up_s", type=float, default=3.0, help="seconds before them")
     parser.add_argument("--seed", type=int, default=0)
