@@ -34,6 +34,12 @@ def figures() -> dict[str, tuple[int, str]]:
     return json.loads(subprocess.run((sys.executable, script, "--json"), check=True, stdout=subprocess.PIPE).stdout)
 
 
+def test_a_family_is_a_folder_that_one_can_read() -> None:
+    """The last that was added."""
+    folder = Path(__file__).parents[1] / "src" / "sonoro" / "models" / "pocket_tts"
+    assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in folder.rglob("*.py")) <= 1_700
+
+
 @pytest.mark.parametrize("name", LIMITS)
 def test_figure_keeps_its_limit(figures: dict[str, tuple[int, str]], name: str) -> None:
     figure, place = figures[name]
