@@ -102,8 +102,9 @@ def test_no_bytes_hold_the_event_loop(sent: bytes) -> None:
             reader, writer = await connect(server)
             with never_blocked():
                 writer.write(sent)
-                writer.write_eof()
-                with contextlib.suppress(ConnectionError):
+                # The server may close the connection before all is sent.
+                with contextlib.suppress(OSError):
+                    writer.write_eof()
                     while await reader.read(2**16):
                         pass
             writer.close()
@@ -136,8 +137,8 @@ def test_what_is_refused_is_freed_at_once(sent: bytes) -> None:
                 tracemalloc.start()
                 reader, writer = await connect(server)
                 writer.write(sent)
-                writer.write_eof()
-                with contextlib.suppress(ConnectionError):
+                with contextlib.suppress(OSError):
+                    writer.write_eof()
                     while await reader.read(2**16):
                         pass
                 writer.transport.abort()
