@@ -79,8 +79,9 @@ class CompiledFrame(shared.Addresses):
             assert isinstance(block, reference.FlowBlock)
             to.inner, to.outer = product(block.mlp["0"]), product(block.mlp["2"])
             to.norm, to.bias = map(at, shared.affine(block.in_ln))
-        parts = (head.cond_embed, head.input_proj, head.modulations, head.output)
+        modulations = product(head.modulations, head.offsets.bias)
         return FlowHead(
-            *map(product, parts), blocks, at(head.times), at(torch.ones(width)), at(torch.zeros(width)),
-            len(blocks), len(head.times), [*reference.TIMES].index(head.kind), width, head.latents, reference.BLOCK_EPS,
+            product(head.cond_embed), product(head.input_proj), modulations, product(head.output), blocks,
+            at(head.times), at(torch.ones(width)), at(torch.zeros(width)), len(blocks), len(head.times),
+            [*reference.TIMES].index(head.kind), width, head.latents, reference.BLOCK_EPS,
         )  # fmt: skip

@@ -1,7 +1,7 @@
 """The flow head: a small network, modulated by a condition, that makes a latent of noise in one step or a few. Such a
 network is described by Li et al., "Autoregressive Image Generation without Vector Quantization" (2024)."""
 
-from typing import cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,9 +24,10 @@ class FlowHead(nn.Module):
     """Noise [B, D] and a condition [B, Z] to a latent [B, D]. `kind` "lsd" integrates a velocity in steps from noise;
     "pointwise" adds its output to the noise; "drifting" returns it.
 
-    `modulations` are those of all blocks, then of the output, as one product. `times` [steps, F], what the times of
-    each step add to the condition, is derived by `make_times`."""
+    `modulations` and their `offsets` are those of all blocks, then of the output, as one product. `times` [steps, F],
+    what the times of each step add to the condition, is derived by `make_times`."""
 
+    offsets: Any
     times: Tensor
 
     def __init__(self, config: FlowConfig, latents: int, condition: int) -> None:
@@ -34,7 +35,8 @@ class FlowHead(nn.Module):
         self.kind, self.latents, width = config.type, latents, config.dim
         self.time_embed = nn.ModuleList(_TimeEmbedding(width) for _ in range(TIMES[self.kind]))
         self.cond_embed, self.input_proj = Linear(condition, width), Linear(latents, width)
-        self.modulations = Linear(width, (3 * config.depth + 2) * width)
+        self.modulations, self.offsets = Linear(width, (3 * config.depth + 2) * width, bias=False), nn.Module()
+        self.offsets.bias = nn.Parameter(torch.empty(self.modulations.out_features))
         self.res_blocks = nn.ModuleList(FlowBlock(width) for _ in range(config.depth))
         self.output = Linear(width, latents)
         self.register_buffer("times", None, persistent=False)
@@ -58,7 +60,7 @@ class FlowHead(nn.Module):
         return noise + self._output(noise, y) if self.kind == "pointwise" else self._output(noise, y)
 
     def _output(self, x: Tensor, y: Tensor) -> Tensor:
-        rows = F.linear(F.silu(y), self.modulations.weight) + cast(Tensor, self.modulations.bias)
+        rows = self.modulations(F.silu(y)) + self.offsets.bias
         *blocks, shift, scale = rows.split(self.input_proj.out_features, dim=-1)
         x = self.input_proj(x)
         for index, block in enumerate(self.res_blocks):

@@ -93,7 +93,7 @@ FILES = ModelFiles(
     finalize=FlowLM.finalize,
     fusions=lambda config, names: (
         *_layer_names("transformer.layers."),
-        Fusion("flow_net.", "modulations", _modulations(config.flow_lm.flow.depth)),
+        *(Fusion("flow_net.", ours, _modulations(config.flow_lm.flow.depth)) for ours in ("modulations", "offsets")),
     ),
     parts=_PARTS,
     codec=_CODEC_FILE,
