@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 
+from sonoro.core.errors import UnknownVoice
 from sonoro.core.types import ModelSpec
 from sonoro.server.config import OPENAI_VOICES, ServerConfig
 from sonoro.server.errors import NotReady
@@ -29,7 +30,7 @@ class VoiceDirectory:
     async def open(self) -> None:
         """Read the stored voices of the started model, and let its engines load them. Raises `ConfigError`."""
         await self.store.open(self._client.ready.fingerprint)
-        self._client.set_voice_source(self.store.data)
+        self._client.set_voice_source(self.data)
         self.aliases = self._config.aliases(self._client.spec)
 
     async def scan(self) -> tuple[VoiceFacts, ...]:
@@ -40,6 +41,15 @@ class VoiceDirectory:
         except TimeoutError as error:
             raise NotReady(f"the folder of voices was not read in {SCAN_TIMEOUT_S:g} s; try again later") from error
         return self.store.voices
+
+    async def data(self, digest: str) -> bytes:
+        """Read an encoded voice. An engine asks all fronts, of which some may not have read of it yet: these scan the
+        storage first. Raises `UnknownVoice`, `EngineError`, and `NotReady` as `scan` does."""
+        try:
+            return await self.store.data(digest)
+        except UnknownVoice:
+            await self.scan()
+            return await self.store.data(digest)
 
     async def catch_up(self) -> None:
         """Scan the storage if another front has changed the voices. What cannot be scanned stays as it is known."""
