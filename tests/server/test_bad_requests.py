@@ -201,12 +201,13 @@ def test_bodies_at_work_are_bounded_together() -> None:
                 yield b"}"
 
             large = text % ("a" * 40_000)
-            first = asyncio.create_task(server.http.post(SPEECH, content=held_back()))
+            first, pause_s = asyncio.create_task(server.http.post(SPEECH, content=held_back())), 0.02
             async with asyncio.timeout(GUARD_S):
                 while (answer := await server.http.post(SPEECH, content=large)).status_code == 200:
-                    if first.done():  # refused, as the large one was read before
-                        first = asyncio.create_task(server.http.post(SPEECH, content=held_back()))
-                    await asyncio.sleep(0.02)
+                    # The large one was read before, and this one refused: it would learn that when all is sent.
+                    first.cancel()
+                    first, pause_s = asyncio.create_task(server.http.post(SPEECH, content=held_back())), 2 * pause_s
+                    await asyncio.sleep(pause_s)
             check_error(answer, 429)
             assert (await server.speak()).status_code == 200
             release.set()
