@@ -117,7 +117,8 @@ class LoadEstimate:
         """What is learnt counts as much as the load varied, beside a growth of `doubt`."""
         running, rtf = self._mean_running, self._mean_rtf
         if not running or not self._rtf:
-            return doubt
+            # Nothing has ended yet; requests that come one at a time do not slow each other.
+            return doubt * min(1.0, self._running)
         slope = (self._covariance + doubt * _DOUBT * running * rtf) / (self._variance + _DOUBT * running**2)
         return min(1.0, max(0.0, slope * self._running / self._rtf))
 

@@ -25,8 +25,16 @@ def estimate(loads: list[float], fixed: float, by_running: float, seed: int = 0)
 
 def test_nothing_is_known_of_a_new_replica_and_nobody_waits_at_an_idle_one() -> None:
     new = LoadEstimate().load(256)
-    assert (new.wait_s, new.growth, new.least_growth) == (0, 1, 0)
+    assert (new.wait_s, new.growth, new.least_growth) == (0, 0, 0)
     assert replicas_for([new, new], 0.1) == 1
+    busy = LoadEstimate()
+    for _ in range(200):
+        busy.note(5, 0, 1, 0.02)
+    assert (busy.load(256).growth, busy.load(256).least_growth) == (1, 0)
+    assert replicas_for([busy.load(256)] * 2, 0.1) == 2, "no request has ended: how long they take is unknown"
+    for _ in range(300):
+        busy.note(0, 0, 0, 0)
+    assert replicas_for([busy.load(256), new], 0.1) == 1
     known = estimate([100.0] * 60, 0.05, 0.0004)
     late_s = known.load(256).wait_s
     for _ in range(300):
