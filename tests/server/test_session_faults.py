@@ -192,7 +192,8 @@ def test_an_ended_server_lets_sessions_finish_what_they_say() -> None:
             async def refuses() -> bool:
                 with contextlib.suppress(httpx.ReadError):
                     try:
-                        await httpx.AsyncClient(trust_env=False).get(f"{server.url}/health")
+                        async with httpx.AsyncClient(trust_env=False) as http:
+                            await http.get(f"{server.url}/health")
                     except httpx.ConnectError:
                         return True
                 return False
