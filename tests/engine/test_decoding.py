@@ -71,8 +71,8 @@ def test_audio_is_the_same_to_the_bit_on_a_stream_beside(tiny: TinyFamily, overl
     assert facts(spoken(model, requests, is_eager=is_eager, codec_overlap=overlap)) == facts(together)
 
 
-def test_steps_of_few_do_not_wait_for_the_codec(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of more than `codec_overlap` asks they do; what is decoded always waits for its step."""
+def test_steps_of_few_and_of_nearly_all_do_not_wait_for_the_codec(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of more than `codec_overlap` do, up to 15 of 16 slots; what is decoded always waits for its step."""
     waits: list[tuple[str, str]] = []
 
     class Stream:
@@ -82,16 +82,20 @@ def test_steps_of_few_do_not_wait_for_the_codec(monkeypatch: pytest.MonkeyPatch)
         def wait_stream(self, other: "Stream") -> None:
             waits.append((self.name, other.name))
 
-    engine = Engine(VoicedSineModel(), config_of(codec_overlap=2), Clock(), ticks_late=1)
+    engine = Engine(VoicedSineModel(), config_of(slots=8, codec_overlap=2), Clock(), ticks_late=1)
     engine.submit(SpeechRequest(id="0", text="Hello there.", max_frames=9))
     drain(engine)
     decoding = engine.runner._decoding
     decoding.beside = Stream("codec")
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: Stream("model"))
-    for stepped in (1, 2, 3):
+    asked = []
+    for stepped in range(1, 9):
         decoding.follow()
+        assert waits.pop() == ("codec", "model")
         decoding.lead(stepped)
-    assert waits == [("codec", "model")] * 3 + [("model", "codec")]
+        asked += [stepped] if waits == [("model", "codec")] else []
+        waits.clear()
+    assert asked == [3, 4, 5, 6]
 
 
 @pytest.mark.gpu

@@ -81,7 +81,8 @@ def test_interpreted() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         check(case((4, 2, 16), 11, 2, dtype))
         for kept in (slice(0, 1), slice(-4, None)):
-            check((*case((8, 1, 32), 5, 3, dtype)[:3], kept))
+            for heads_at_once in (1, 2, 4):
+                check((*case((8, 1, 32), 5, 3, dtype)[:3], kept), heads_at_once=heads_at_once)
         check(case((2, 2, 16), 17, 1, dtype))
         # A part of wider rows.
         qkv, *rest = case((2, 1, 16), 5, 2, dtype)

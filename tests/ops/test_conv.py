@@ -8,15 +8,13 @@ from without_gpu import in_the_interpreter
 
 from sonoro.ops.activation import snake_beta_rates
 from sonoro.ops.conv import (
-    ConvTile,
     Epilogue,
     LeftContext,
-    choose_tile,
     conv,
     conv_kernel,
     conv_reference,
-    smaller_tile,
 )
+from sonoro.ops.conv_tiles import ConvTile, choose_tile, smaller_tile
 from sonoro.ops.device import TYPICAL
 
 # One rounding of the result in each dtype; float16 and bfloat16 inputs are the same for both sides.
@@ -114,17 +112,29 @@ def check_what_is_beyond_float16(device):
             assert str(made[0, 0, :4].tolist()) == "[65504.0, -65504.0, nan, 0.0]"
 
 
+def check_offsets_of_64_bits(device):
+    """Those of large results; to the bit as with 32."""
+    results = []
+    for most in (2**31 - 1, 0):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("sonoro.ops.conv.MOST_INT32", most)
+            results.append(conv_kernel(*make(CASES["dilated"], torch.float16, device)))
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*results, strict=True) if ours is not None)
+
+
 @in_the_interpreter
 def test_interpreted():
     # The interpreter multiplies no bfloat16.
     check_kernel("cpu", [torch.float32, torch.float16])
     check_what_is_beyond_float16("cpu")
+    check_offsets_of_64_bits("cpu")
 
 
 @pytest.mark.gpu
 def test_the_kernel_equals_the_reference_on_a_gpu():
     check_kernel("cuda", [torch.float32, torch.float16, torch.bfloat16])
     check_what_is_beyond_float16("cuda")
+    check_offsets_of_64_bits("cuda")
 
 
 @pytest.mark.gpu

@@ -5,7 +5,8 @@ import torch
 from without_gpu import in_the_interpreter
 
 from sonoro.ops.activation import snake_beta_rates
-from sonoro.ops.conv import ConvTile, Epilogue, LeftContext
+from sonoro.ops.conv import Epilogue, LeftContext
+from sonoro.ops.conv_tiles import ConvTile
 from sonoro.ops.device import TYPICAL
 from sonoro.ops.residual_unit import (
     MIN_ROWS,

@@ -35,7 +35,7 @@ class Decoding:
         self, codec: Codec, state: CodecState, config: EngineConfig, pool: GraphPool, stream: torch.cuda.Stream | None
     ) -> None:
         self._codec, self._state, self.device = codec, state, state.device
-        self.is_apart, self._most_beside = state.is_apart, config.tuning.codec_overlap
+        self.is_apart, self._that_wait = state.is_apart, range(config.tuning.codec_overlap + 1, config.slots * 15 // 16)
         self.has_own_stream = state.is_apart or (stream is not None and config.tuning.codec_overlap > 0)
         self.own_stream: torch.cuda.Stream | None = None
         """The CUDA stream to be `active`; None if the codec shares the model's, and on a CPU."""
@@ -79,10 +79,10 @@ class Decoding:
         self.beside.wait_stream(torch.cuda.current_stream(self.device))
 
     def lead(self, stepped: int) -> None:
-        """Make later work on the current stream wait for the codec `beside`, if more than `codec_overlap` requests were
-        `stepped`. No sync."""
+        """Make later work on the current stream wait for the codec `beside`, which brings first packets sooner, if more
+        than `codec_overlap` requests were `stepped`, but under 15 of 16 slots: there throughput decides. No sync."""
         assert self.beside is not None
-        if stepped > self._most_beside:
+        if stepped in self._that_wait:
             torch.cuda.current_stream(self.device).wait_stream(self.beside)
 
     def clear(self, slots: Tensor) -> None:

@@ -152,24 +152,30 @@ _MAX_SEMAPHORES = 1 << 16
 """Number of split-K semaphores: requests times kv heads up to which the KV cache may be split."""
 
 
-def _choose_config(pairs: int, capacity: int, on: Card) -> DecodeConfig:
-    """The fastest on an H200 for `pairs` of request and kv head, with page tables of `capacity` positions; with fewer
-    tiles on a card with few registers."""
-    config = _fastest_config(pairs, capacity)
+def _choose_config(pairs: int, capacity: int, group_size: int, on: Card) -> DecodeConfig:
+    """The fastest on an H200 or H100 for `pairs` of request and kv head, of `group_size` query heads, with page tables
+    of `capacity` positions; with fewer tiles on a card with few registers."""
+    config = _fastest_config(pairs, capacity, group_size)
     return config._replace(tiles=min(2, config.tiles)) if on.has_few_registers else config
 
 
-def _fastest_config(pairs: int, capacity: int) -> DecodeConfig:
+def _fastest_config(pairs: int, capacity: int, group_size: int) -> DecodeConfig:
     # Per layer of 16 heads, 8 kv heads, D 128, bfloat16: 1 request of up to 16 positions 2.2 us, 256 of them 5.8.
     if capacity <= 16:
         return DecodeConfig(warps=1, tiles=4, splits=1, shortest=16)
     # 1 request: 6.1 us at 150 positions, 8.1 at 512, 12.5 at 2000.
     if pairs <= 16:
         return DecodeConfig(warps=2, tiles=4, splits=16, shortest=32)
+    # On an H100, 64 requests of 2 programs of 4 heads, two kv heads: at 45 to 135 positions 12.0 us, 16.6 as below.
+    if 64 < pairs <= 256 and group_size == _MAX_GROUP_SIZE:
+        return DecodeConfig(warps=1, tiles=8, splits=4, shortest=32)
     # 8 requests: 9.2 us at 150 positions, 12.3 at 512; 16 at 300: 13.6; 32 at 300: 17.3 (memory floor 9.3).
     if pairs <= 256:
         splits = max(2, min(8, 512 // pairs))
         return DecodeConfig(warps=2, tiles=8, splits=1 << splits.bit_length() - 1, shortest=64 if pairs <= 64 else 128)
+    # 128 requests on an H100: at 45 to 135 positions 26.0 us (26.7 as below), at 150 to 260 46.9 (51.8).
+    if pairs <= 1024:
+        return DecodeConfig(warps=1, tiles=4, splits=4, shortest=64)
     # 256 requests on an H100: at 45 to 135 positions 45 us (memory floor 32), at 512 193 (179), at 1 to 1023 194 (173),
     # one of 2000 among 255 short ones 77. With four splits programs that have nothing to do take 4 us more.
     return DecodeConfig(warps=2, tiles=4, splits=2 if pairs <= _MAX_SEMAPHORES else 1, shortest=256)
@@ -203,7 +209,7 @@ def decode_attention_kernel(
     group_size, capacity = qkv.shape[1] // width // kv_heads - 2, cache.page_table.shape[1] * page
     programs_per_kv_head, group_size = max(1, group_size // _MAX_GROUP_SIZE), min(group_size, _MAX_GROUP_SIZE)
     programs = kv_heads * programs_per_kv_head
-    tuning = tuning or _choose_config(tokens * programs, capacity, card(qkv.device))
+    tuning = tuning or _choose_config(tokens * programs, capacity, group_size, card(qkv.device))
     warps, tiles, num_splits, min_split = shrunk(
         tuning, lambda one: one._replace(tiles=one.tiles // 2) if one.tiles > 1 else None, shrink
     )

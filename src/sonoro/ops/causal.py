@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .activation import Rates, snake_beta_reference
-from .conv import COPY_BLOCK, NO_CONTEXT, LeftContext, join_context, saturate
+from .conv import COPY_BLOCK, NO_CONTEXT, LeftContext, has_sine, join_context, saturate
 from .dispatch import Operation
 from .norm import pdl_options
 from .optional import tl, triton
@@ -156,7 +156,7 @@ if triton is not None:
     def _depthwise(
         x, weight, bias, rate, scale, out, slots, history, rows, columns, dilation, tiles,
         TAPS: tl.constexpr, CHANNELS: tl.constexpr, SAMPLES: tl.constexpr, BLOCK: tl.constexpr,
-        COPY_BLOCK_SIZE: tl.constexpr, ENABLE_PDL: tl.constexpr,
+        COPY_BLOCK_SIZE: tl.constexpr, HAS_SINE: tl.constexpr, ENABLE_PDL: tl.constexpr,
     ):  # fmt: skip
         pdl_wait(ENABLE_PDL)
         program = tl.program_id(0)
@@ -181,7 +181,7 @@ if triton is not None:
             pdl_launch_dependents(ENABLE_PDL)
             if rate is not None:
                 rates = tl.load(rate + channel, mask=is_channel, other=0.0)[None, :]
-                y = snake_beta(y, rates, tl.load(scale + channel, mask=is_channel, other=0.0)[None, :])
+                y = snake_beta(y, rates, tl.load(scale + channel, mask=is_channel, other=0.0)[None, :], HAS_SINE)
             target = out + row.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
             tl.store(target, saturate_to(y, out.dtype.element_ty), mask=mask)
 
@@ -280,7 +280,7 @@ def depthwise_kernel(
     _depthwise[(tiles + tails,)](
         x=x, weight=weight, bias=bias, rate=rate, scale=scale, out=out, slots=context.slots, history=context.history,
         rows=rows, columns=columns, dilation=dilation, tiles=tiles, TAPS=taps, CHANNELS=channels, SAMPLES=samples,
-        BLOCK=block, COPY_BLOCK_SIZE=COPY_BLOCK, **pdl_options(x.device),
+        BLOCK=block, COPY_BLOCK_SIZE=COPY_BLOCK, HAS_SINE=has_sine(x.device), **pdl_options(x.device),
     )  # fmt: skip
     return out
 
@@ -292,7 +292,7 @@ def last_conv_kernel(
     context: LeftContext = NO_CONTEXT,
     *,
     bound: Bound = "clamp",
-    samples: int = 8,
+    samples: int = 16,
     warps: int = 1,
 ) -> Tensor:
     """`last_conv_reference` as one Triton kernel; `samples` per program."""

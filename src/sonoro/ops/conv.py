@@ -7,16 +7,16 @@ Computed in float32 (float64 for float64), each output rounded once.
     input    [B, L + T, C]    columns before ->|<- columns of this call
     history  [slots, L, C]    left context of the next call of slots[b]: the input's last L columns"""
 
-import math
-from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from .activation import Rates
-from .device import Card, card
+from .conv_tiles import ConvTile, choose_tile, smaller_tile
+from .device import card
 from .dispatch import Operation, shrunk
 from .norm import pdl_options
 from .optional import tl, triton
@@ -27,11 +27,11 @@ if triton is not None:
 HALF_LIMIT = 65504.0
 """The largest float16."""
 
-ANY_CARD = Card()
-"""A card on which every tile fits."""
-
 COPY_BLOCK = 4096
 """Elements of left context that one program copies."""
+
+MOST_INT32 = 2**31 - 1
+"""The largest offset in a tensor that 32 bits hold."""
 
 
 @dataclass(frozen=True)
@@ -170,9 +170,15 @@ if triton is not None:
                 )
 
     @triton.jit
-    def snake_beta(value, rate, scale):
-        # sin(z)^2 has period pi: reduce z to +-pi / 2 (pi in two parts, the first exact in 11 bits), then a series.
+    def snake_beta(value, rate, scale, HAS_SINE: tl.constexpr):
         z = value * rate
+        if HAS_SINE:
+            # The GPU's unit: 5 instructions in place of 14, within 2^-20 near zero, as float32's rounding of z beyond.
+            wave = tl.inline_asm_elementwise(
+                "sin.approx.ftz.f32 $0, $1;", "=f,f", [z], dtype=tl.float32, is_pure=True, pack=1
+            )
+            return value + wave * wave * scale
+        # sin(z)^2 has period pi: reduce z to +-pi / 2 (pi in two parts, the first exact in 11 bits), then a series.
         periods = tl.floor(z * 0.3183098861837907 + 0.5)
         z = (z - periods * 3.140625) - periods * 9.67653589793e-4
         square = z * z
@@ -196,7 +202,7 @@ if triton is not None:
         y, rows, batch, column, first, squares, bias, residual, plain, active, gain, offset, rate, scale, count,
         active_step, active_start,
         C_IN: tl.constexpr, C_OUT: tl.constexpr, PERIOD: tl.constexpr, FUNCTION: tl.constexpr,
-        NORM_EPS: tl.constexpr, WIDTH: tl.constexpr,
+        NORM_EPS: tl.constexpr, WIDTH: tl.constexpr, HAS_SINE: tl.constexpr, INDEX: tl.constexpr,
     ):  # fmt: skip
         # Apply the epilogue to one tile of the product, [rows, WIDTH] from output `first` on, and store it.
         output = first + tl.arange(0, WIDTH)
@@ -212,7 +218,7 @@ if triton is not None:
             y = gate * tl.sigmoid(gate) * up
             output = first // 2 + tl.arange(0, WIDTH // 2)
         inside = (rows < count)[:, None] & (output < STORED)[None, :]
-        flat = rows.to(tl.int64)[:, None] * STORED + output[None, :]
+        flat = rows.to(INDEX)[:, None] * STORED + output[None, :]
         if residual is not None:
             y += tl.load(residual + flat, mask=inside, other=0.0).to(y.dtype)
         if plain is not None:
@@ -221,11 +227,10 @@ if triton is not None:
         if gain is not None:
             y = y * tl.load(gain + channel)[None, :] + tl.load(offset + channel)[None, :]
         if rate is not None:
-            y = snake_beta(y, tl.load(rate + channel)[None, :], tl.load(scale + channel)[None, :])
+            y = snake_beta(y, tl.load(rate + channel)[None, :], tl.load(scale + channel)[None, :], HAS_SINE)
         if active is not None:
-            offset = (
-                (batch.to(tl.int64) * active_step + active_start)[:, None] + column[:, None] * STORED + output[None, :]
-            )
+            start = batch.to(INDEX) * active_step + active_start + column * STORED
+            offset = start[:, None] + output[None, :]
             tl.store(active + offset, saturate_to(y, active.dtype.element_ty), mask=inside)
 
     # Triton would specialise integer arguments that equal 1.
@@ -235,7 +240,8 @@ if triton is not None:
         count, columns, length, dilation, active_step, active_start, tap_step, output_step, tiles, tail_blocks,
         C_IN: tl.constexpr, C_OUT: tl.constexpr, TAPS: tl.constexpr, PERIOD: tl.constexpr,
         FUNCTION: tl.constexpr, NORM_EPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-        EXTRA_N: tl.constexpr, BLOCK_K: tl.constexpr, COPY_BLOCK_SIZE: tl.constexpr, ENABLE_PDL: tl.constexpr,
+        EXTRA_N: tl.constexpr, BLOCK_K: tl.constexpr, COPY_BLOCK_SIZE: tl.constexpr, HAS_SINE: tl.constexpr,
+        INDEX: tl.constexpr, ENABLE_PDL: tl.constexpr,
     ):  # fmt: skip
         pdl_wait(ENABLE_PDL)
         program = tl.program_id(0)
@@ -283,98 +289,14 @@ if triton is not None:
             pdl_launch_dependents(ENABLE_PDL)
             apply_epilogue(
                 acc, rows, batch, column, first, squares, bias, residual, plain, active, gain, offset, rate, scale,
-                count, active_step, active_start, C_IN, C_OUT, PERIOD, FUNCTION, NORM_EPS, BLOCK_N,
+                count, active_step, active_start, C_IN, C_OUT, PERIOD, FUNCTION, NORM_EPS, BLOCK_N, HAS_SINE, INDEX,
             )  # fmt: skip
             if EXTRA_N > 0:
                 apply_epilogue(
                     extra_acc, rows, batch, column, first + BLOCK_N, squares, bias, residual, plain, active, gain,
                     offset, rate, scale, count, active_step, active_start, C_IN, C_OUT, PERIOD, FUNCTION,
-                    NORM_EPS, EXTRA_N,
+                    NORM_EPS, EXTRA_N, HAS_SINE, INDEX,
                 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class ConvTile:
-    """Tile sizes and launch parameters; a program computes `n` + `extra` outputs, so that 96 and 192 waste none."""
-
-    m: int
-    n: int
-    extra: int
-    k: int
-    warps: int
-    stages: int
-
-    def stages_on(self, on: Card, input_bytes: int = 2) -> int:
-        """How many of the stages fit the card's shared memory, with inputs of `input_bytes` and weights of 2 bytes per
-        element; 1 if it has too little memory or registers."""
-        if on.has_few_registers and self.m * (self.n + self.extra) > 32 * 32 * self.warps:
-            return 1
-        stage_bytes = self.k * (input_bytes * self.m + 2 * (self.n + self.extra))
-        return on.fit_stages(self.m, stage_bytes, self.stages)
-
-
-DEEP = (
-    (280, ConvTile(256, 128, 0, 64, 8, 4)),
-    (120, ConvTile(128, 128, 0, 64, 8, 3)),
-    (70, ConvTile(128, 128, 0, 64, 4, 4)),
-    (200, ConvTile(64, 64, 0, 64, 4, 4)),
-    (90, ConvTile(64, 32, 0, 64, 4, 5)),
-    (90, ConvTile(32, 32, 0, 128, 4, 4)),
-    (90, ConvTile(16, 32, 0, 128, 2, 5)),
-    (0, ConvTile(16, 16, 0, 256, 4, 4)),
-)
-SHALLOW = (
-    (90, ConvTile(64, 128, 0, 64, 4, 3)),
-    (120, ConvTile(64, 64, 0, 64, 4, 4)),
-    (60, ConvTile(64, 32, 0, 64, 4, 5)),
-    (90, ConvTile(32, 32, 0, 128, 4, 4)),
-    (0, ConvTile(16, 32, 0, 128, 2, 5)),
-)
-"""Tiles in the order they are tried, each with the least number of programs it must give; by times on an H200 in half
-precision. Deep: 1024 inputs or more, over all taps."""
-NARROW = {
-    (96, False): ConvTile(128, 64, 32, 32, 4, 4),
-    (96, True): ConvTile(64, 64, 32, 32, 4, 4),
-    (192, False): ConvTile(64, 128, 64, 64, 4, 3),
-    (192, True): ConvTile(128, 64, 0, 64, 4, 3),
-    (288, False): ConvTile(128, 64, 32, 64, 4, 3),
-}
-"""Tiles for 16384 rows or more, by outputs and whether there is one tap."""
-
-
-def choose_tile(
-    rows: int, outputs: int, channels: int, taps: int, on: Card = ANY_CARD, input_bytes: int = 2
-) -> ConvTile:
-    """The tile for a product of `rows` columns by `outputs`, over `taps` times `channels` inputs of `input_bytes`
-    bytes, that fits the card."""
-    if (outputs, taps == 1) in NARROW and rows >= 16384:
-        tile = NARROW[outputs, taps == 1]
-    else:
-        table = DEEP if taps * channels >= 1024 or (taps > 1 and outputs < 768) else SHALLOW
-        fitting = [
-            tile
-            for least, tile in table
-            if tile.m <= max(16, rows) and tile.n <= outputs and -(-rows // tile.m) * -(-outputs // tile.n) >= least
-        ]
-        tile = fitting[0] if fitting else table[-1][1]
-        if tile.m == 16 and taps > 2:
-            tile = replace(tile, warps=4, stages=4)
-    fitting_tile: ConvTile | None = replace(tile, k=math.gcd(channels, tile.k))
-    while fitting_tile is not None and fitting_tile.stages_on(on, input_bytes) < min(2, fitting_tile.stages):
-        fitting_tile = smaller_tile(replace(fitting_tile, stages=2))
-    assert fitting_tile is not None
-    return replace(fitting_tile, stages=fitting_tile.stages_on(on, input_bytes))
-
-
-def smaller_tile(tile: ConvTile) -> ConvTile | None:
-    """The next tile to try if `tile` cannot be launched: fewer stages, then smaller blocks; None after the smallest."""
-    if tile.stages > 2:
-        return replace(tile, stages=2)
-    if tile.extra:
-        return replace(tile, extra=0)
-    if max(tile.m, tile.n) > 16:
-        return replace(tile, m=tile.m // 2) if tile.m >= tile.n else replace(tile, n=tile.n // 2)
-    return replace(tile, k=tile.k // 2) if tile.k > 16 else None
 
 
 def conv_kernel(
@@ -418,10 +340,20 @@ def conv_kernel(
         active_step=(context.left + made) * period, active_start=context.left * period, tap_step=tap_step,
         output_step=weight.stride(1), tiles=tiles, tail_blocks=tails, C_IN=channels, C_OUT=outputs, TAPS=taps,
         PERIOD=period, FUNCTION=function, NORM_EPS=norm_eps, BLOCK_M=tile.m, BLOCK_N=tile.n, EXTRA_N=tile.extra,
-        BLOCK_K=tile.k, COPY_BLOCK_SIZE=COPY_BLOCK,
+        BLOCK_K=tile.k, COPY_BLOCK_SIZE=COPY_BLOCK, HAS_SINE=has_sine(x.device), INDEX=index_type(active),
         num_warps=tile.warps, num_stages=tile.stages, **pdl_options(x.device),
     )  # fmt: skip
     return first_result, active
+
+
+def has_sine(device: torch.device) -> bool:
+    """Whether kernels on `device` take sines from the GPU's own unit: NVIDIA's do, but not in Triton's interpreter."""
+    return card(device).capability > (0, 0) and not triton.knobs.runtime.interpret
+
+
+def index_type(result: Tensor) -> Any:
+    """Triton's type for offsets in `result` and what has fewer elements. With 64 bits a launch takes 2% longer."""
+    return tl.int32 if result.numel() <= MOST_INT32 else tl.int64
 
 
 def _is_supported(x: Tensor, weight: Tensor, *_: object, **__: object) -> bool:

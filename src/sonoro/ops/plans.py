@@ -63,7 +63,7 @@ class CublasPlan:
 
 Plan = GemvPlan | TilePlan | CublasPlan
 
-LIMITS = (1, 2, 16, 32, 64, 128, 256, 1024)
+LIMITS = (1, 2, 16, 32, 64, 128, 256, 1024, 2048)
 """Batch-size buckets: the most rows for which each plan of a file's line is used. Beyond the last of a line, where
 products are not bound by memory, cuBLAS runs: tiles for fewer rows read the weights repeatedly. Most lines end at 256.
 """

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from .activation import Rates
-from .conv import COPY_BLOCK, ConvTile, Epilogue, LeftContext, conv_reference
+from .conv import COPY_BLOCK, Epilogue, LeftContext, conv_reference, has_sine, index_type
+from .conv_tiles import ConvTile
 from .device import Card
 from .dispatch import Operation, shrunk
 from .norm import pdl_options
@@ -24,7 +25,7 @@ if triton is not None:
 MIN_ROWS = 65536
 """The fewest columns of a batch for which one launch was measured to be faster than two."""
 
-TILES = {96: ConvTile(128, 64, 32, 32, 8, 4), 192: ConvTile(128, 128, 64, 64, 8, 4)}
+TILES = {96: ConvTile(128, 64, 32, 32, 4, 4), 192: ConvTile(128, 128, 64, 64, 8, 4)}
 """By channels. On an H100 in float16, 384 frames of a 12 Hz codec: 434 us in place of 553 (96 channels) and 406 in
 place of 437 (192); with 384 channels one launch is slower than two."""
 
@@ -62,10 +63,10 @@ def residual_unit_reference(
 if triton is not None:
 
     @triton.jit
-    def _activated(acc, bias, rate, scale, channel, dtype: tl.constexpr):
+    def _activated(acc, bias, rate, scale, channel, HAS_SINE: tl.constexpr, dtype: tl.constexpr):
         # The activation between the two convolutions, rounded as it would be if it were stored.
         y = acc + tl.load(bias + channel)[None, :]
-        y = snake_beta(y, tl.load(rate + channel)[None, :], tl.load(scale + channel)[None, :])
+        y = snake_beta(y, tl.load(rate + channel)[None, :], tl.load(scale + channel)[None, :], HAS_SINE)
         return saturate_to(y, dtype)
 
     # Triton would specialise integer arguments that equal 1.
@@ -75,7 +76,7 @@ if triton is not None:
         next_scale, slots, history, next_history,
         count, columns, length, dilation, active_step, active_start, tiles, tail_blocks,
         TAPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EXTRA_N: tl.constexpr, BLOCK_K: tl.constexpr,
-        COPY_BLOCK_SIZE: tl.constexpr, ENABLE_PDL: tl.constexpr,
+        COPY_BLOCK_SIZE: tl.constexpr, HAS_SINE: tl.constexpr, INDEX: tl.constexpr, ENABLE_PDL: tl.constexpr,
     ):  # fmt: skip
         # The C channels are BLOCK_N + EXTRA_N, as a block has a power of two.
         C: tl.constexpr = BLOCK_N + EXTRA_N
@@ -109,21 +110,23 @@ if triton is not None:
                 acc = tl.dot(a, tl.trans(tl.load(w_ptrs + shift)), acc, input_precision="ieee")
                 extra_acc = tl.dot(a, tl.trans(tl.load(extra_w_ptrs + shift)), extra_acc, input_precision="ieee")
             pdl_launch_dependents(ENABLE_PDL)
-            y = _activated(acc, bias, rate, scale, main, weight.dtype.element_ty)
-            extra_y = _activated(extra_acc, bias, rate, scale, extra, weight.dtype.element_ty)
+            y = _activated(acc, bias, rate, scale, main, HAS_SINE, weight.dtype.element_ty)
+            extra_y = _activated(extra_acc, bias, rate, scale, extra, HAS_SINE, weight.dtype.element_ty)
             squares = tl.zeros((BLOCK_M,), dtype=tl.float32)
             main_w_ptrs, extra_w_ptrs = pointwise + main[:, None] * C, pointwise + extra[:, None] * C
             out = tl.dot(y, tl.trans(tl.load(main_w_ptrs + main[None, :])), input_precision="ieee")
             out = tl.dot(extra_y, tl.trans(tl.load(main_w_ptrs + extra[None, :])), out, input_precision="ieee")
             apply_epilogue(
                 out, rows, batch, column, 0, squares, pointwise_bias, residual, plain, active, gain, offset, next_rate,
-                next_scale, count, active_step, active_start, C, C, C, "none", None, BLOCK_N,
+                next_scale, count, active_step, active_start, C, C, C, "none", None, BLOCK_N, HAS_SINE,
+                INDEX,
             )  # fmt: skip
             out = tl.dot(y, tl.trans(tl.load(extra_w_ptrs + main[None, :])), input_precision="ieee")
             out = tl.dot(extra_y, tl.trans(tl.load(extra_w_ptrs + extra[None, :])), out, input_precision="ieee")
             apply_epilogue(
                 out, rows, batch, column, BLOCK_N, squares, pointwise_bias, residual, plain, active, gain, offset,
-                next_rate, next_scale, count, active_step, active_start, C, C, C, "none", None, EXTRA_N,
+                next_rate, next_scale, count, active_step, active_start, C, C, C, "none", None, EXTRA_N, HAS_SINE,
+                INDEX,
             )  # fmt: skip
 
 
@@ -169,8 +172,8 @@ def residual_unit_kernel(
         history=context.history, next_history=context.next_history, count=batch * columns, columns=columns,
         length=length, dilation=dilation, active_step=(context.left + columns) * channels,
         active_start=context.left * channels, tiles=tiles, tail_blocks=tails, TAPS=taps, BLOCK_M=tile.m,
-        BLOCK_N=tile.n, EXTRA_N=tile.extra, BLOCK_K=tile.k, COPY_BLOCK_SIZE=COPY_BLOCK, num_warps=tile.warps,
-        num_stages=tile.stages, **pdl_options(x.device),
+        BLOCK_N=tile.n, EXTRA_N=tile.extra, BLOCK_K=tile.k, COPY_BLOCK_SIZE=COPY_BLOCK, HAS_SINE=has_sine(x.device),
+        INDEX=index_type(active), num_warps=tile.warps, num_stages=tile.stages, **pdl_options(x.device),
     )  # fmt: skip
     return plain, active
 
