@@ -67,7 +67,8 @@ def test_logits_are_compared_without_what_a_sampler_does_not_see() -> None:
 
 def test_logits_of_every_family_are_compared_from_the_same_state(tiny: TinyFamily, tmp_path: Path) -> None:
     tiny.write(tmp_path)
-    how = {"device": "cpu", "dtype": None, "load_format": "dummy", "frames": 2, "batch": 2, "commit": None}
+    # Some families have one logit a frame, that of the end: the formats of a few would rank by chance.
+    how = {"device": "cpu", "dtype": None, "load_format": "dummy", "frames": 8, "batch": 8, "commit": None}
     ratios = []
     for quantization, e4m3_rows in (("int8", False), ("fp8", False), ("fp8", True)):
         options = Namespace(model=tmp_path, format=quantization, e4m3_rows=e4m3_rows, **how)
