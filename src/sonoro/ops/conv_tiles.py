@@ -39,20 +39,13 @@ DEEP = (
     (90, ConvTile(16, 32, 0, 128, 2, 5)),
     (0, ConvTile(16, 16, 0, 256, 4, 4)),
 )
-SHALLOW = (
-    (90, ConvTile(64, 128, 0, 64, 4, 3)),
-    (120, ConvTile(64, 64, 0, 64, 4, 4)),
+_SMALL = (
     (60, ConvTile(64, 32, 0, 64, 4, 5)),
     (90, ConvTile(32, 32, 0, 128, 4, 4)),
     (0, ConvTile(16, 32, 0, 128, 2, 5)),
 )
-WIDE = (
-    (60, ConvTile(64, 128, 0, 64, 4, 3)),
-    (60, ConvTile(64, 64, 0, 64, 4, 4)),
-    (60, ConvTile(64, 32, 0, 64, 4, 5)),
-    (90, ConvTile(32, 32, 0, 128, 4, 4)),
-    (0, ConvTile(16, 32, 0, 128, 2, 5)),
-)
+SHALLOW = ((90, ConvTile(64, 128, 0, 64, 4, 3)), (120, ConvTile(64, 64, 0, 64, 4, 4)), *_SMALL)
+WIDE = ((60, ConvTile(64, 128, 0, 64, 4, 3)), (60, ConvTile(64, 64, 0, 64, 4, 4)), *_SMALL)
 """Tiles in the order they are tried, each with the least number of programs it must give; by times on an H200 in half
 precision. Deep: 1024 inputs or more, over all taps. Wide: of float32, which every program narrows by itself; 192 rows
 of 512 to 3072 and to 2048 took 15.1 and 12.0 us as shallow ones, 9.2 and 9.1 so (H100)."""
