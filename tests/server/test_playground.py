@@ -698,6 +698,15 @@ COUNT_MICROPHONES = """() => {
   };
 }"""
 LIVE = "streams.flatMap((stream) => stream.getTracks()).filter((track) => track.readyState === 'live').length"
+LISTEN = """() => new Promise((resolve) => {
+  const context = new AudioContext();
+  const source = new ConstantSourceNode(context);
+  source.addEventListener("ended", resolve);
+  source.connect(context.destination);
+  source.start();
+  source.stop(context.currentTime + 1.5);
+})"""
+"""Waits 1.5 s by the clock of the sound: a reference lasts a second or more."""
 
 
 @in_a_browser
@@ -712,9 +721,28 @@ def test_two_clicks_on_record_leave_no_microphone_on(cloning: Server, open_page:
     button(page, "Record").click()
     expect(button(page, "End the recording")).to_be_visible()
     assert page.evaluate(LIVE) == 1
+    page.evaluate(LISTEN)
     button(page, "End the recording").click()
     expect(button(page, "Remove")).to_be_visible()
     assert page.evaluate(LIVE) == 0
+
+
+@in_a_browser
+def test_a_recording_of_nothing_says_so(cloning: Server, open_page: Open) -> None:
+    page = open_page(cloning)
+    page.evaluate(
+        """() => {
+          const start = MediaRecorder.prototype.start;
+          MediaRecorder.prototype.start = function () {
+            start.apply(this);
+            this.stop();
+          };
+        }"""
+    )
+    button(page, "Record").click()
+    expect(error(page)).to_have_text("Nothing was recorded. Record for a second or longer.")
+    expect(button(page, "Record")).to_be_visible()
+    expect(button(page, "Remove")).to_be_hidden()
 
 
 @in_a_browser
@@ -739,17 +767,7 @@ def test_a_recording_and_a_file_are_spoken_like(cloning: Server, open_page: Open
     expect(status(page)).to_have_text("The recording is removed.")
     assert said() == own
     button(page, "Record").click()
-    # A reference lasts a second or more: by the clock of the sound.
-    page.evaluate(
-        """() => new Promise((resolve) => {
-          const context = new AudioContext();
-          const source = new ConstantSourceNode(context);
-          source.addEventListener("ended", resolve);
-          source.connect(context.destination);
-          source.start();
-          source.stop(context.currentTime + 1.5);
-        })"""
-    )
+    page.evaluate(LISTEN)
     button(page, "End the recording").click()
     expect(status(page)).to_have_text("The recording is the voice.")
     page.get_by_label("What is said in it").fill("Beep.")

@@ -10,7 +10,9 @@ export async function asWav(file, rate) {
   try {
     decoded = await new OfflineAudioContext(1, 1, rate).decodeAudioData(await file.arrayBuffer());
   } catch {
-    throw new Error("This file holds no audio that the browser can read.");
+    // A recording that was ended before its first samples came is a container without any.
+    const none = "Nothing was recorded. Record for a second or longer.";
+    throw new Error(file instanceof File ? "This file holds no audio that the browser can read." : none);
   }
   const channels = Array.from({ length: decoded.numberOfChannels }, (_, index) => decoded.getChannelData(index));
   const mono = Int16Array.from(channels[0], (_, at) => {
