@@ -12,7 +12,7 @@ import pytest
 from servers import SETTINGS, Server, serving
 from sessions import session
 from sine_engines import Clock, nothing_left, run
-from sine_models import HELD
+from sine_models import STOPPED
 
 from sonoro.cli.serve import _quotas as read_option
 from sonoro.core.errors import ConfigError, EngineCrashed
@@ -415,7 +415,7 @@ def test_a_key_has_as_many_requests_at_once_as_it_may(tmp_path: Path) -> None:
     settings = dataclasses.replace(config_of(default={"concurrent_requests": 2}), max_concurrency=4)
 
     async def ask() -> None:
-        async with serving(f"{HELD}{tmp_path / 'go'}", settings) as server:
+        async with serving(f"{STOPPED}{tmp_path / 'go'}", settings) as server:
             running = [asyncio.create_task(post(server, "one")) for _ in range(2)]
             while (await usage(server, "one"))[0]["concurrent_requests"] < 2:
                 await asyncio.sleep(0.01)
