@@ -192,6 +192,23 @@ def test_a_process_that_hangs_is_not_ready_and_is_again_once_it_answers() -> Non
     run(hang())
 
 
+def test_a_time_in_which_all_were_suspended_is_no_silence() -> None:
+    """As by Ctrl-Z and `fg`, or a laptop's lid."""
+
+    async def suspend() -> None:
+        async with launch(answer_timeout_s=3.0) as client:
+            os.kill(the_child(), signal.SIGSTOP)
+            await asyncio.sleep(0.5)
+            time.sleep(4.0)  # this process does nothing either
+            await asyncio.sleep(0.5)
+            os.kill(the_child(), signal.SIGCONT)
+            assert (await gather(client.stream(request("a"))))[0] == alone(request("a"))
+            await asyncio.sleep(1.6)  # a ping later
+            assert (client.is_ready, client.restarts) == (True, 0)
+
+    run(suspend())
+
+
 def test_a_signal_to_all_cuts_no_stream() -> None:
     async def signal_all() -> None:
         async with launch("slow") as client:

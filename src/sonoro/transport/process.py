@@ -332,12 +332,17 @@ class SupervisedEngine(EngineReadiness):
             self._state_changed.set()
 
     async def _ping(self) -> None:
-        """Ping the process; it is not ready after `hang_s` of silence, and killed after `answer_timeout_s`."""
+        """Ping the process; it is not ready after `hang_s` of silence, and killed after `answer_timeout_s`.
+        A time in which this process did not run either, as both were suspended, is no silence."""
+        now = asyncio.get_running_loop().time
+        interval_s = min(self._limits.ping_interval_s, self._limits.answer_timeout_s / 2)
         while True:
             if not self._is_hung:
                 self._send(messages.Ping())
-            await asyncio.sleep(min(self._limits.ping_interval_s, self._limits.answer_timeout_s / 2))
-            silent_s = asyncio.get_running_loop().time() - self._last_message_s
+            due_s = now() + interval_s
+            await asyncio.sleep(interval_s)
+            self._last_message_s = min(now(), self._last_message_s + max(0.0, now() - due_s))
+            silent_s = now() - self._last_message_s
             if self._process is None:
                 continue
             if silent_s > self._limits.hang_s and not self._is_hung:
