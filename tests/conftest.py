@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import gc
-import inspect
 import json
 import os
 import runpy
@@ -94,8 +93,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--front-processes"):
         reason = pytest.mark.skip(reason="it changes the process that serves, or reads its log")
         for item in items:
-            given = inspect.signature(getattr(item, "function", print)).parameters
-            if given.keys() & {"monkeypatch", "caplog", "said"}:
+            if {"monkeypatch", "caplog", "said"}.intersection(getattr(item, "fixturenames", ())):
                 item.add_marker(reason)
     items.sort(key=lambda item: (item.get_closest_marker("long") is None, item.path))
 

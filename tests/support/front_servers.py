@@ -67,9 +67,9 @@ async def _started(
         sockets = [listening.enter_context(sock) for sock in listen_often(settings, count)]
         resolved = settings.resolve(engines * config.slots)
         fronts = Fronts(worker, ("cpu",) * engines, Limits(**limits), resolved, [[sock] for sock in sockets])
-        task = asyncio.create_task(fronts.run())
+        others, task = pids(), asyncio.create_task(fronts.run())
         try:
-            await until(lambda: len(pids()) == count or task.done())
+            await until(lambda: len(pids() - others) == count or task.done())
             yield fronts, f"http://127.0.0.1:{sockets[0].getsockname()[1]}", task
         finally:
             fronts.end()
