@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import gc
+import inspect
 import json
 import os
 import runpy
@@ -93,7 +94,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--front-processes"):
         reason = pytest.mark.skip(reason="it changes the process that serves, or reads its log")
         for item in items:
-            if {"monkeypatch", "caplog", "said"}.intersection(getattr(item, "fixturenames", ())):
+            given = inspect.signature(getattr(item, "function", print)).parameters
+            if given.keys() & {"monkeypatch", "caplog", "said", "exporter"}:
                 item.add_marker(reason)
     items.sort(key=lambda item: (item.get_closest_marker("long") is None, item.path))
 
