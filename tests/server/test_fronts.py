@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import os
 import signal
+import time
 
 import httpx
 import pytest
@@ -39,6 +40,28 @@ def test_fronts_share_counts_voices_and_lexicons() -> None:
                 assert answer.status_code == 200, answer.text
 
     run(ask())
+
+
+def test_a_front_that_stands_still_is_replaced_unless_all_were_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a container that is paused."""
+    monkeypatch.setattr("sonoro.server.fronts._HANG_S", 3.0)
+
+    async def stand() -> None:
+        async with serving() as server:
+            fronts = pids()
+            for pid in fronts:
+                os.kill(pid, signal.SIGSTOP)
+            await asyncio.sleep(0.5)
+            time.sleep(4.0)  # this process, which looks after them, stands still too
+            await asyncio.sleep(0.5)
+            for pid in fronts:
+                os.kill(pid, signal.SIGCONT)
+            assert (await server.post()).content == alone(EXPECTED)
+            assert pids() == fronts
+            os.kill(min(fronts), signal.SIGSTOP)
+            await until(lambda: min(fronts) not in pids() and len(pids()) == 2)
+
+    run(stand())
 
 
 def test_what_is_stored_through_one_front_is_at_once_so_at_all() -> None:

@@ -166,9 +166,13 @@ class Fronts:
     async def _tell(self) -> None:
         """Tell the fronts what changes of the engines, and kill those that hang. Raises `EngineClosed` when no engine
         is left."""
-        told = self._states()
+        told, resumed_s = self._states(), 0.0
         while True:
+            due_s = time.monotonic() + _NEWS_S
             await asyncio.sleep(_NEWS_S)
+            now_s = time.monotonic()
+            # What stood still while this process did, as all were suspended, has time to go on.
+            resumed_s = now_s if now_s > due_s + 1 else resumed_s
             if (states := self._states()) != told:
                 told = states
                 for process in list(self._running.values()):
@@ -177,8 +181,8 @@ class Fronts:
             if None not in reasons:
                 raise EngineClosed(str(reasons[0]))
             for number, process in list(self._running.items()):
-                beat_ms = self._table.get(BEAT, number)
-                if beat_ms and 1000 * time.monotonic() - beat_ms > 1000 * _HANG_S:
+                beat_s = self._table.get(BEAT, number) / 1000
+                if beat_s and now_s - max(beat_s, resumed_s) > _HANG_S:
                     logger.error("event=front_hangs front=%d", number)
                     with contextlib.suppress(ProcessLookupError):
                         process.kill()
