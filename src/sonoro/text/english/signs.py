@@ -4,7 +4,7 @@ import re
 import unicodedata
 
 from sonoro.text.english.line import after, before
-from sonoro.text.english.tables import pairs
+from sonoro.text.english.tables import NUMBERED, pairs
 
 _NAMED = pairs(
     "& = and | @ = at | % = percent | + = plus | = = equals | ° = degrees | × = times | ÷ = divided by | "
@@ -23,7 +23,7 @@ _NAMED = pairs(
 _PAUSES = pairs(
     ", = , | ; = , | : = , | ( = , | ) = , | [ = , | ] = , | { = , | } = , | — = , | – = , | | = , | • = , | · = ,"
 )
-_LABEL = re.compile(r"(?i)\b(?:account|case|invoice|item|lot|model|order|part|phone|room|serial|ticket|tracking) $")
+_LABEL = re.compile(rf"(?i)\b(?:room|{NUMBERED}) $")
 _OF_ABOUT = re.compile(r"\b(?:is|are|was|were|be|takes?|took|in|at|of|for|by|to|with|from|than|lasts?) $")
 _CURRENCIES = ("$", "€", "£")
 _SILENT = frozenset("†‡\"'*_~^\\#←⇐‑¿¡⁻")

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from sonoro.text.english.line import SURE, Candidate, Piece, before
-from sonoro.text.english.tables import pairs
+from sonoro.text.english.tables import NUMBERED, pairs
 
 from .common import before_capital, ends_sentence, whole
 
@@ -41,7 +41,7 @@ _DOTTED = pairs(
     "Oct = October | Nov = November | Dec = December | Mon = Monday | Tue = Tuesday | Tues = Tuesday | "
     "Wed = Wednesday | Thu = Thursday | Thurs = Thursday | Fri = Friday | cf = compare | viz = namely | ibid = ibid | "
     "Ave = Avenue | Blvd = Boulevard | Rd = Road | Ln = Lane | Hwy = Highway | Pkwy = Parkway | Sq = Square | "
-    "Expy = Expressway | acct = account | Weds = Wednesday | qty = quantity"
+    "Expy = Expressway | acct = account | Weds = Wednesday | qty = quantity | agg = aggregate | p.a = per annum"
 )
 _DOTTED |= {word.capitalize(): said.capitalize() for word, said in _DOTTED.items() if word.islower()}
 """Expanded if a dot follows, which ends a sentence only before a usual first word."""
@@ -66,6 +66,9 @@ _WORDS = pairs(
     "she/he = she or he | s/he = she or he | mins = minutes | secs = seconds | hrs = hours | yrs = years | "
     "WWI = World War One | WWII = World War Two | WW1 = World War One | WW2 = World War Two | A-Z = ay to Z | "
     "S/N = serial number | P/N = part number | y/y = year on year | q/q = quarter on quarter | "
+    "YoY = year on year | QoQ = quarter on quarter | MoM = month on month | P/E = P E | wkts = wickets | pts = points | "
+    "I/O = I O | A/B = ay B | AC/DC = ay C D C | TCP/IP = T C P I P | ISO/IEC = I S O I E C | PCIe = P C I e | "
+    "NVMe = N V M e | Mbps = megabits per second | Gbps = gigabits per second | "
     "mmHg = millimeters of mercury | wks = weeks | NE = northeast | NW = northwest | SE = southeast | SW = southwest"
 )
 _WORD = re.compile(
@@ -75,15 +78,12 @@ _TITLE = re.compile(rf"(?P<word>{'|'.join(_TITLES)})(?P<dot>\.?)(?=\s(?:[A-Z]|& 
 _TITLE_ALONE = re.compile(r"(?P<word>Mr|Mrs|Ms|Dr|Prof|MR|MRS|DR)\.")
 _FLOOR = re.compile(r"(?P<word>[Ff]l|c)\.(?!\w)")
 _LABEL_NUMBER = re.compile(r"(?P<word>[Nn]o)\.(?!\s?\d)")
-_LABELLED = re.compile(
-    r"(?i)\b(?:account|acct\.?|batch|case|flight|invoice|item|licen[cs]e|lot|model|order|part|phone|policy|ref\.?|"
-    r"reference|registration|serial|ticket|tracking) $"
-)
+_LABELLED = re.compile(rf"(?i)\b(?:{NUMBERED}) $")
 _NTH = re.compile(r"\d(?:st|nd|rd|th) $")
 _FEATURING = re.compile(r"(?P<word>ft|feat)\.(?=\s[A-Z])")
 _NAMED = re.compile(r"(?:^|[A-Za-z\"')(]\s?)$")
 _PLURAL = re.compile(r"(?P<word>[A-Za-z]{2,30})\((?P<s>e?s)\)(?!\w)")
-_WITH_DOT = re.compile(rf"(?P<word>{'|'.join(sorted(_DOTTED, key=len, reverse=True))})\.(?P<comma>,?)")
+_WITH_DOT = re.compile(rf"(?P<word>{'|'.join(map(re.escape, sorted(_DOTTED, key=len, reverse=True)))})\.(?P<comma>,?)")
 _NUMBERED = re.compile(
     rf"(?P<word>(?i:{'|'.join(sorted(_BEFORE_NUMBER, key=len, reverse=True))}))(?P<dot>\.?)\s?"
     r"(?=[#(]?\d|(?-i:[VXL][IVXL]*|I[IVX]+|I(?=[.,;:)]|$))(?!\w))"
