@@ -66,7 +66,7 @@ _WORDS = pairs(
     "she/he = she or he | s/he = she or he | mins = minutes | secs = seconds | hrs = hours | yrs = years | "
     "WWI = World War One | WWII = World War Two | WW1 = World War One | WW2 = World War Two | A-Z = ay to Z | "
     "S/N = serial number | P/N = part number | y/y = year on year | q/q = quarter on quarter | "
-    "YoY = year on year | QoQ = quarter on quarter | MoM = month on month | P/E = P E | wkts = wickets | pts = points | "
+    "YoY = Y O Y | QoQ = Q O Q | MoM = M O M | P/E = P E | wkts = wickets | pts = points | "
     "I/O = I O | A/B = ay B | AC/DC = ay C D C | TCP/IP = T C P I P | ISO/IEC = I S O I E C | PCIe = P C I e | "
     "NVMe = N V M e | Mbps = megabits per second | Gbps = gigabits per second | "
     "mmHg = millimeters of mercury | wks = weeks | NE = northeast | NW = northwest | SE = southeast | SW = southwest"
@@ -89,6 +89,7 @@ _NUMBERED = re.compile(
     r"(?=[#(]?\d|(?-i:[VXL][IVXL]*|I[IVX]+|I(?=[.,;:)]|$))(?!\w))"
 )
 _WITH = re.compile(r"w/(?:\s|(?=\w\w))")
+_F_STOP = re.compile(r"[fF]/(?=\d)")
 _AGAINST = re.compile(r"vs?\.?(?= [A-Z])")
 _HASH = re.compile(r"(?:#|№\s?)(?=\d)")
 WORDS = frozenset([*_TITLES, *_DOTTED, *_BEFORE_NUMBER, *(word.split()[0] for word in _WORDS)])
@@ -107,6 +108,8 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         yield whole(found, SURE, "versus")
     if found := _WITH.match(text, at):
         yield whole(found, SURE, "with")
+    if found := _F_STOP.match(text, at):
+        yield whole(found, SURE, "f")
     if (found := _WORD.match(text, at)) and not _IN_ADDRESS.search(context):
         word = found[0].rstrip(",")
         comma = "," * (found["comma"] != "" or word in ("e.g.", "i.e.", "E.g.", "I.e.", "N.B."))

@@ -32,8 +32,8 @@ LABELS = (
 
 _ARTICLE = re.compile(r"\b(?:a|an|A|An)\s(?:~|about\s|whole\s|full\s|mere\s|single\s|new\s|further\s)?$")
 _NOUN = re.compile(
-    r" (?!of|or|and|to|in|for|per|an?\b|"
-    r"more|less|each|every|is|was|as|at|on|from|by|if|but|with|than|when|that)[a-z]{2}"
+    r" (?:f/\d|(?!of|or|and|to|in|for|per|an?\b|"
+    r"more|less|each|every|is|was|as|at|on|from|by|if|but|with|than|when|that)[a-z]{2}|[A-Z\d]*[A-Z]{2}|Series\b)"
 )
 
 

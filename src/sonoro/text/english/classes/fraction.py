@@ -15,6 +15,7 @@ _SLASHED = re.compile(
     r"(?:(?P<whole>\d{1,4})(?:\s|-)(?=\d))?(?P<part>(?P<top>\d{1,6})\s?/\s?(?P<bottom>\d{1,6})"
     r"(?P<th>(?:st|nd|rd|th|ST|ND|RD|TH)s?\b)?)(?![\d/]|[.,]\d)"
 )
+_SHUTTER = re.compile(r"(?P<part>1/(?P<bottom>[1-9]\d{1,4}))\s?(?P<unit>s|secs?)(?!\w)")
 _RATED = re.compile(
     r"(?<![\d/.,])(?P<top>(?:10|\d)(?=/10(?: would|\s*(?:[.,;:!?)\n]|$)))|\d{1,2}\.\d|\d{1,2}(?=/\d+ stars))"
     r"(?P<of>/)(?P<bottom>5|10|100)(?![\d/]|[.,]\d)"
@@ -39,6 +40,8 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         yield pieces(
             found, SURE, (decimal(found["top"]), "top"), ("out of", "of"), (decimal(found["bottom"]), "bottom")
         )
+    if (found := _SHUTTER.match(text, at)) and not _IN_NUMBER.search(before(text, at, 1)):
+        yield pieces(found, SURE / 2, (f"one {ordinal(found['bottom'])}", "part"), ("of a second", "unit"))
     found = _SLASHED.match(text, at)
     if found is None or _IN_NUMBER.search(before(text, at, 1)) or re.search(r"(?:^|/\s?)0", found["part"]):
         return
@@ -51,6 +54,8 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     elif not found["th"] and (_COUNTED.search(before(text, at)) or _ODDS.search(before(text, at))):
         joint = " to " if _ODDS.search(before(text, at)) else " of "
         yield whole(found, cost, cardinal(top) + joint + cardinal(bottom))
+    elif found["th"] and int(bottom) > 100:
+        yield whole(found, cost, f"{cardinal(top)} {ordinal(bottom)}{'s' * (top != '1')}")
     elif int(top) > int(bottom) > 20 and not found["th"]:
         yield whole(found, cost, f"{grouped(top)} over {grouped(bottom)}")
     else:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from sonoro.text.english.line import LIKELY, SURE, Candidate, after, before
+from sonoro.text.english.line import LIKELY, SURE, Candidate, Piece, after, before
 from sonoro.text.english.numbers import decimal
 from sonoro.text.english.tables import listed
 
@@ -14,7 +14,7 @@ from .units import unit
 STARTS = ("digit", "sign")
 
 _SYMBOL = (
-    r"(?:sq\.? ?(?:ft|m|km|mi)\.?|cu ft|fl\.? oz|ft-lb|(?:°|deg\.?)\s[CF](?![A-Za-z])"
+    r"(?:sq\.?[ -]?(?:ft|m|km|mi)\.?|cu ft|fl\.? oz|ft-lb|(?:°|deg\.?)\s[CF](?![A-Za-z])"
     r"|[A-Za-zμΩÅ°%‰¢]{1,5})"
 )
 _POWER = r"(?:[²³]|\^[23]|(?<=[a-zA-Z])[23](?!\d))"
@@ -26,7 +26,8 @@ _AMOUNT = (
 )
 _FIRST = rf"(?:(?P<first>{NUMBER})\s?(?P<by0>[x×])\s?(?={NUMBER}\s?[x×]))?"
 _RANGE = (
-    rf"(?:{_FIRST}(?P<low>{NUMBER})(?P<symbol0>\s?(?:%|°[CF]?)|[a-z]{{1,3}}(?=(?:-|–)\d))?\s?(?P<by>-|–|—|x|×|to)\s?)?"
+    rf"(?:{_FIRST}(?P<low>{NUMBER})(?P<symbol0>\s?(?:%|°[CF]?)|[a-z]{{1,3}}(?=(?:-|–)\d))?\s?"
+    rf"(?P<by>-|–|—|x|×|to|(?:(?<=\d\d)|(?<=[4-9]))/(?=\d+\s?(?:[kMG]?Hz|[kMG]bps|[GT]B|V)\b))\s?)?"
 )
 _ONE = rf"(?P<minus>-)?{_RANGE}{_AMOUNT}(?P<gap>\s?-?)(?P<symbol>{_SYMBOL})(?P<power>{_POWER})?"
 _UNDER = rf"\s?(?P<per>/|\bper\b|·)\s?(?P<hundred>100\s?)?(?P<under>[A-Za-zμ]{{1,5}})(?P<under_power>{_POWER})?"
@@ -41,18 +42,23 @@ _AFTER_LETTER = re.compile(
     r"\s*(?:$|[,;:)]|\.(?:\s|$)(?! ?[A-Z]\w* (?:St|Ave|Rd)))"
     r"| (?:and|or|to|at|of|fuses?|breakers?|currents?|circuits?|chargers?|supply)\b"
 )
-_LABELLED = re.compile(rf"\b{LABELS} $")
+_OF_CURRENT = re.compile(
+    r"\s?(?:at|@|/|,)?\s?[\d.]+\s?[kmM]?[VW]\b| (?:max|rated|fuses?|breakers?|circuits?|chargers?|sockets?|plugs?)\b"
+)
+_AFTER_VOLTAGE = re.compile(r"\d\s?[kmM]?[VW](?:\s?[/,@x×]|,? (?:at|and))?\s?$")
+_LABELLED = re.compile(rf"\b(?:{LABELS}|(?i:route|hwy\.?|highway|exit|apt\.?|suite)) $")
 _PARTS = {"½": "12", "¼": "14", "¾": "34", "⅓": "13", "⅔": "23", "⅛": "18"}
 _SECONDS = re.compile(
     r"\s(?:timeouts?|delay|wait|interval|timer|limit|window|clips?|videos?|ads?|spots?|later|each|apart|elapsed)\b"
 )
 _TEN_SECONDS = re.compile(r"(?<!the )\b10s$")
 POWERS = {"²": "square", "2": "square", "³": "cubic", "3": "cubic"}
-_OF_RATE = re.compile(r"(?i)\b(?:rates?|yields?|spreads?|hikes?|cuts?|fed|bonds?|points?)\b[^.;]*$|\bby $")
+_OF_RATE = re.compile(r"(?i)\b(?:rates?|yields?|spreads?|hikes?|cuts?|fed|bonds?|curve|points?)\b[^.;]*$|\bby $")
 _OF_TIME = re.compile(
     r" (?:plan|contract|warranty|term|period|loan|mortgage|delay|drive|walk|ride|break|run|wait|fixed)\b"
 )
 _OF_SPORT = re.compile(r" (?:dash|sprint|relay|race|hurdles|freestyle|backstroke|breaststroke|butterfly|swim)\b")
+_SLASH = re.compile(rf"\s?/\s?(?={NUMBER}\s?[A-Za-z°])")
 _SHORT_WORDS = listed("in a at as am pm do me us to or by no it is be we he bar mil mo ha pt cal sec")
 
 
@@ -66,10 +72,16 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         return
     if found := _STONE.match(text, at):
         yield pieces(found, SURE, (decimal(found["number"]), "number"), ("stone", "symbol"))
-    for form in (_FORM, _ALONE):
-        if (found := form.match(text, at)) and (made := _measure(text, found)):
-            yield made
-            break
+    if made := _first(text, at):
+        yield made
+        # Before a second measure a slash is not spoken: 5V/2A, 350°F / 180°C.
+        if (slash := _SLASH.match(text, made.end)) and _first(text, slash.end()):
+            yield Candidate(slash.end(), made.cost, (*made.pieces, Piece(",", *slash.span())))
+
+
+def _first(text: str, at: int) -> Candidate | None:
+    found = (form.match(text, at) for form in (_FORM, _ALONE))
+    return next((made for one in found if one and (made := _measure(text, one))), None)
 
 
 def _number(found: re.Match[str]) -> str:
@@ -87,7 +99,7 @@ def _number(found: re.Match[str]) -> str:
 
 
 def _measure(text: str, found: re.Match[str]) -> Candidate | None:
-    symbol = re.sub(r"(?<=[gq])\. ", " ", found["symbol"]).replace("° ", "°").rstrip(".")
+    symbol = re.sub(r"(?<=[glq])\.?[ -]", " ", found["symbol"]).replace("° ", "°").rstrip(".")
     is_close = found["gap"] in ("", "-")
     names = unit(symbol)
     if found["low"] and found["by"] in "-–—" and re.match(r"\s?[=≈]", text[found.end() : found.end() + 2]):
@@ -99,7 +111,7 @@ def _measure(text: str, found: re.Match[str]) -> Candidate | None:
     is_one = (found["number"] == "1" or is_part) and not (
         found["fraction"] or found["vulgar"] or found["scale"] or found["low"]
     )
-    if symbol == "bps" and _OF_RATE.search(before(text, found.start(), 60)):
+    if symbol in ("bp", "bps") and _OF_RATE.search(before(text, found.start(), 60)):
         names = ("basis point", "basis points")
     nouns = {"m": _OF_SPORT, "yr": _OF_TIME, "yrs": _OF_TIME, "min": _OF_TIME, "hr": _OF_TIME, "mo": _OF_TIME}.get(
         symbol
@@ -114,7 +126,7 @@ def _measure(text: str, found: re.Match[str]) -> Candidate | None:
     parts: list[tuple[str, str]] = [("minus", "minus")] if found["minus"] else []
     if found["low"]:
         parts += [(decimal(found["first"]), "first"), ("by", "by0")] if found["first"] else []
-        joined = "by" if found["by"] in "x×" else "to"
+        joined = {"x": "by", "×": "by", "/": "or"}.get(found["by"], "to")
         parts += [(decimal(found["low"]), "low")]
         if found["symbol0"] and (low := unit(found["symbol0"].strip())):
             parts += [(low[found["low"] != "1"], "symbol0")]
@@ -145,6 +157,16 @@ def _is_unit(text: str, found: re.Match[str], symbol: str, *, is_close: bool) ->
         return found["by"] not in ("x", "×") and (not is_decade or bool(_SECONDS.match(after(text, found.end()))))
     if symbol == "c":
         return bool(found["dot"]) and not is_close
+    if found["gap"] == " " and before(text, found.start(), 1).isalpha():
+        return False
+    if symbol.isupper() and len(symbol) == 1 and is_close and _LABELLED.search(before(text, found.start())):
+        return False
+    if symbol == "A" and is_close and not found["under"]:
+        return bool(
+            "." in found["number"]
+            or _OF_CURRENT.match(after(text, found.end()))
+            or _AFTER_VOLTAGE.search(before(text, found.start()))
+        )
     if symbol in _LETTERS and not found["under"]:
         is_electric = symbol in "AKN" and not is_close and _AFTER_LETTER.match(after(text, found.end()))
         return bool(is_electric) and not _LABELLED.search(before(text, found.start()))

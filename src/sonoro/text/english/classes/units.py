@@ -31,8 +31,8 @@ _OWN = pairs(
     "mo = month(s) | mos = month(s) | yo = year old | ppm = part(s) per million | ml = milliliter(s) | l = liter(s) | "
     "kn = knot(s) | kt = knot(s) | kts = knot(s) | mil = million | tbsp = tablespoon(s) | Tbsp = tablespoon(s) | "
     "mmHg = millimeter(s) of mercury | Å = angstrom(s) | pts = point(s) | cal = calorie(s) | mcg = microgram(s) | "
-    "ft-lb = foot pound(s) | dpi = dot(s) per inch | kgs = kilogram(s) | kms = kilometer(s) | "
-    "cms = centimeter(s) | M⊙ = solar mass(es)"
+    "ft-lb = foot pound(s) | dBm = d B m | bp = base pair(s) | dpi = dot(s) per inch | kgs = kilogram(s) | "
+    "kms = kilometer(s) | cms = centimeter(s) | M⊙ = solar mass(es)"
 )
 """Symbols that CLDR lacks, or names otherwise: "(s)" is of the plural, as is what follows a slash."""
 
@@ -45,7 +45,7 @@ _SI = pairs(
 _PREFIXES = pairs("p = pico | n = nano | μ = micro | m = milli | k = kilo | M = mega | G = giga | T = tera")
 """Units that take prefixes: CLDR names the commonest of their pairs."""
 
-_LEFT_OUT = listed("E e em a c R b B gr fth fur st dr bu d w y q p in ″ ′ item dot m3 pm am year night pH ks")
+_LEFT_OUT = listed("E e em a c R b B gr fth fur st dr bu d w y q p in ″ ′ item dot dec m3 pm am year night pH ks")
 """CLDR's symbols that are words or letters first. `in` is read by `measure`, which asks what follows."""
 
 
