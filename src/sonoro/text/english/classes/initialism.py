@@ -15,7 +15,9 @@ _CAPITALS = re.compile(r"(?P<letters>[A-Z]{2,6})(?P<s>'?s)?(?![\w])")
 _INITIAL = re.compile(r"[A-Z]\.(?=\s[A-Z])")
 _DEGREE = re.compile(r"(?:Ph\.? ?D|M\.? ?Sc|B\.? ?Sc|M\.? ?D|Ed\.? ?D)\.?(?P<s>s)?(?![A-Za-z])\.?")
 _SHARP = re.compile(r"[A-G]#(?![\w])")
-_GRADE = re.compile(r"(?P<grade>[A-F])(?P<minus>[-−–])(?=\s(?:grade|average|student|range|rating|in|on)\b|[,.;)]|$)")
+_GRADE = re.compile(
+    r"(?P<grade>A{1,3}|B{1,3}|C{1,3}|D|E|F)(?P<minus>[-−–])(?=\s(?:grade|average|student|range|rating|in|on)\b|[,.;)]|$)"
+)
 _LABEL = re.compile(r"A(?=,)|(?<=\()A(?=\))")
 _AND = re.compile(r"(?P<one>[A-Z]{1,3})&(?P<two>[A-Z]{1,3}?)(?P<s>s)?(?![\w])")
 _SPELLED = listed(

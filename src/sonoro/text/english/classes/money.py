@@ -8,6 +8,7 @@ from sonoro.text.english.numbers import cardinal, decimal
 from sonoro.text.english.tables import pairs
 
 from .common import DASH, NUMBER, is_attributive, pieces, whole
+from .initialism import spell
 from .units import SMALL, currency, names
 
 STARTS = ("sign", "digit", "letter")
@@ -45,6 +46,10 @@ _LANDS = pairs(
     "US = U S | CA = Canadian | C = Canadian | AU = Australian | A = Australian | NZ = New Zealand | HK = Hong Kong | "
     "S = Singapore | NT = New Taiwan | USD = U S | CAD = Canadian | AUD = Australian"
 )
+_LOSS = re.compile(rf"(?P<sign>[$£€])\((?P<amount>{NUMBER})\){_SCALE}?(?!\d)")
+"""An amount below zero, as accounts write it."""
+
+_PAIR = re.compile(r"(?P<one>[A-Z]{3})/(?P<two>[A-Z]{3})(?![\w/])")
 _CODES_OF_LANDS = {"R": "BRL", "MX": "MXN"}
 _SMALL_COIN = re.compile(
     r"(?!(?:144|240|360|480|540|576|720)p)(?P<amount>\d{1,3}(?:\.\d)?)(?P<sign>[pc])"
@@ -78,6 +83,11 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         return
     if _IN_WORD.search(before(text, at, 2)) or (text[at] == "-" and _AFTER_OPERAND.search(before(text, at, 2))):
         return
+    if (found := _PAIR.match(text, at)) and currency(found["one"]) and currency(found["two"]):
+        yield pieces(found, SURE, (spell(found["one"]), "one"), (spell(found["two"]), "two"))
+    if found := _LOSS.match(text, at):
+        said = said_amount(found["sign"], found["amount"], found["scale"] or "")
+        yield whole(found, SURE, f"minus {said}")
     if found := _RANGE.match(text, at):
         yield _with_period(text, _range(found))
     # Dollars with three decimals are no thousands.

@@ -17,9 +17,12 @@ _ERA = re.compile(
 _ERA_FIRST = re.compile(r"(?P<era>A\.?D\.?) (?P<year>\d{1,4})(?!\d)")
 _PART = re.compile(
     r"(?:(?P<number>[1-4])(?P<part>[QH])|(?P<part2>[QH])(?P<number2>[1-4]))"
-    r"(?:(?:\s?|\s?FY\s?|\s?of\s)(?P<year>(?:19|20)\d\d|'?\d\d)(?![\d%]|[.,]\d))?(?!\w)"
+    r"(?:(?:\s?|\s?(?P<fy>FY)\s?|\s?of\s)(?P<year>(?:19|20)\d\d|'?\d\d)(?![\d%]|[.,]\d))?(?!\w)"
 )
-_FISCAL = re.compile(r"(?P<fy>FY)\s?'?(?P<year>(?:19|20)\d\d|\d\d)(?!\d)")
+_FISCAL = re.compile(
+    r"(?P<fy>FY)\s?'?(?P<year>(?:19|20)\d\d|\d\d)(?!\d)"
+    r"(?:(?P<to>/|\s?[-–]\s?(?P<fy2>FY)?)(?P<next>(?:20)?\d\d)(?![\w-]))?"
+)
 _ABBREVIATED = re.compile(r"(?:(?P<word>fl|b|d|r|est|cir)\. ?(?=(?:1\d|20)\d\ds?\b)|(?P<about>ca?)\. ?(?=\d))")
 _ABBREVIATIONS = pairs(
     "fl = flourished | ca = circa | c = circa | cir = circa | b = born | d = died | r = reigned | est = established"
@@ -43,7 +46,9 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         group = "word" if found["word"] else "about"
         yield pieces(found, SURE / 4, (_ABBREVIATIONS[found[group]], group))
     if found := _FISCAL.match(text, at):
-        yield pieces(found, SURE, ("F Y", "fy"), (_short_year(found["year"]), "year"))
+        to = "to F Y" if found["fy2"] else "to"
+        more = [(to, "to"), (_short_year(found["next"]), "next")] if found["next"] else []
+        yield pieces(found, SURE, ("F Y", "fy"), (_short_year(found["year"]), "year"), *more)
 
 
 def _era(found: re.Match[str]) -> tuple[tuple[str, str], ...]:
@@ -61,7 +66,8 @@ def _is_quarter(text: str, found: re.Match[str]) -> bool:
 def _part(found: re.Match[str]) -> Candidate:
     part = "quarter" if "Q" in (found["part"], found["part2"]) else "half"
     said = f"the {ordinal(found['number'] or found['number2'])} {part}"
-    return whole(found, SURE, said + (f" of {_short_year(found['year'])}" if found["year"] else ""))
+    of = " of F Y " if found["fy"] else " of "
+    return whole(found, SURE, said + (of + _short_year(found["year"]) if found["year"] else ""))
 
 
 def _short_year(number: str) -> str:
