@@ -18,6 +18,8 @@ _SHORT_SCALE = re.compile(rf"(?P<number>{FORM})(?P<scale>[kM]|\s?(?:bn|tn))(?![\
 _SCALE_RANGE = re.compile(
     rf"(?P<low>{FORM})(?P<scale1>[kMB])?(?P<to>-|–)(?P<number>{FORM})(?P<scale>[kMB]|bn|tn)(?![\w'])"
 )
+_AFTER_RUN = re.compile(r"(?i)\b(?:ran|runs?|running|race|walk)(?: [a-z]+)? $")
+_BEFORE_RACE = re.compile(r" (?:race|run|walk|jog)\b")
 _SCALES = {"k": "thousand", "m": "million", "b": "billion", "bn": "billion", "tn": "trillion"}
 _SCIENTIFIC = re.compile(r"(\d+(?:\.\d+)?)(?:[eE]([+-]?)(\d{1,3})|\s?(?:[x×*]|·)\s?10\^(-?)(\d{1,3}))(?![\w-])")
 _SPACED = re.compile(r"[1-9]\d{0,2}(?: \d{3}){0,3} 000(?![\w]| ?\d)")
@@ -41,9 +43,11 @@ _AFTER_DIGITS = re.compile(r"[\d.,]$")
 def _in_scales(text: str, at: int) -> Iterator[Candidate]:
     """Numbers of thousands, millions and dozens."""
     if found := _SHORT_SCALE.match(text, at):
-        yield pieces(
-            found, LIKELY, (decimal(found["number"]), "number"), (_SCALES[found["scale"].strip().lower()], "scale")
+        is_race = found[0] in ("5k", "10k", "15k") and (
+            _AFTER_RUN.search(before(text, at)) or _BEFORE_RACE.match(text, found.end())
         )
+        scale = "K" if is_race else _SCALES[found["scale"].strip().lower()]
+        yield pieces(found, LIKELY, (decimal(found["number"]), "number"), (scale, "scale"))
     if (found := _SCALE_RANGE.match(text, at)) and not _IN_RANGE.search(before(text, at, 1)):
         low = decimal(found["low"]) + (f" {_SCALES[found['scale1'].lower()]}" if found["scale1"] else "")
         high = (decimal(found["number"]), "number"), (_SCALES[found["scale"].lower()], "scale")

@@ -4,7 +4,7 @@ import re
 import unicodedata
 from collections.abc import Iterator
 
-from sonoro.text.english.line import LIKELY, POSSIBLE, SURE, Candidate, before
+from sonoro.text.english.line import LIKELY, POSSIBLE, SURE, Candidate, after, before
 from sonoro.text.english.numbers import cardinal, decimal, grouped, ordinal
 
 from .common import pieces, whole
@@ -21,8 +21,11 @@ _RATED = re.compile(
     r"(?P<of>/)(?P<bottom>5|10|100)(?![\d/]|[.,]\d)"
 )
 _RATING = re.compile(r"\b(?:rat(?:ed|ing)(?: of)?|scored?(?: of)?|g[ia]ve|it|this|an?|solid|definite)\s$")
-_COUNTED = re.compile(r"(?i)\b(?:page|part|step|slide|day|chapter|episode|level|round|question)s? $")
+_COUNTED = re.compile(
+    r"(?i)\b(?:page|part|step|slide|day|chapter|episode|level|round|question|lap|stage|hole|heat|lesson)s? $"
+)
 _ODDS = re.compile(r"(?i)\bodds\b[^.;]*$")
+_QUOTED = re.compile(r" (?:odds|favou?rites?|outsiders?|shots?)\b")
 _SIGN = re.compile(r"(?P<whole>\d+)?\s?(?P<sign>[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞])")
 _IN_NUMBER = re.compile(r"[\d/.,$£€]$")
 
@@ -51,9 +54,10 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         cost = POSSIBLE + 1
     if found["whole"]:
         yield pieces(found, cost, (cardinal(found["whole"]), "whole"), (f"and {mixed(top, bottom)}", "part"))
-    elif not found["th"] and (_COUNTED.search(before(text, at)) or _ODDS.search(before(text, at))):
-        joint = " to " if _ODDS.search(before(text, at)) else " of "
-        yield whole(found, cost, cardinal(top) + joint + cardinal(bottom))
+    elif not found["th"] and (_ODDS.search(before(text, at)) or _QUOTED.match(after(text, found.end()))):
+        yield whole(found, cost, f"{cardinal(top)} to {cardinal(bottom)}")
+    elif not found["th"] and _COUNTED.search(before(text, at)):
+        yield whole(found, cost, f"{cardinal(top)} of {cardinal(bottom)}")
     elif found["th"] and int(bottom) > 100:
         yield whole(found, cost, f"{cardinal(top)} {ordinal(bottom)}{'s' * (top != '1')}")
     elif int(top) > int(bottom) > 20 and not found["th"]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from sonoro.text.english.line import LIKELY, POSSIBLE, SURE, Candidate, after, before
 from sonoro.text.english.numbers import decimal, grouped, year
 
-from .common import NUMBER, pieces, whole
+from .common import NUMBER, before_capital, pieces, whole
 from .initialism import spell
 
 STARTS = ("digit", "letter")
@@ -27,9 +27,20 @@ _LETTERED = re.compile(
     r"(?i)\b(?:columns|rows|sections|groups|grades|letters|levels|volumes|parts|types|classes|exhibits|gates|zones|"
     r"units|blocks|teams|options) $"
 )
+_WICKETS = re.compile(
+    r"(?:(?P<low>\d{2,3})(?P<to>[/–-])(?P<high>10|\d)|(?P<taken>10|\d)(?P<for>/)(?P<runs>\d{2,3}))"
+    r"(?:\s?(?P<declared>dec)\b\.?)?(?![\w/%]|[-–.,]\d)"
+)
+_CRICKET = re.compile(
+    r"\b(?:overs?|wickets?|wkts|all out|not out|declared|chas(?:e[ds]?|ing)|stumps|batsm[ae]n|bowl(?:ed|ing|ers?))\b"
+    r"|\d dec\b"
+)
+_BETWEEN = re.compile(r"\b[Bb]etween $")
 _BEFORE_SCORE = re.compile(r"\b[A-Z][a-z.]+ $")
 _IN_FORMULA = re.compile(r"(?:[\w)\]]|[-+*/=×]\s?)\($")
-_COMPARED = re.compile(r" (?:as|more|less|better|worse|(?!over|under|after|ever|her)[a-z]+er)\b")
+_COMPARED = re.compile(
+    r" (?:as|more|less|better|worse|EBITDA?|earnings|revenues?|sales|(?!over|under|after|ever|her)[a-z]+er)\b"
+)
 _IN_NUMBER = re.compile(r"[\d$£€]$|\d[.,/:]$|\w-$")
 
 
@@ -41,10 +52,12 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         if found and found["low"] < found["high"] and _LETTERED.search(before(text, at)):
             yield pieces(found, SURE, (spell(found["low"]), "low"), ("to", "to"), (spell(found["high"]), "high"))
         return
+    if (found := _WICKETS.match(text, at)) and _CRICKET.search(text, max(0, at - 60), found.end() + 60):
+        yield _wickets(found)
     if found := _RANGE.match(text, at):
         is_padded = re.match(r"0\d", found["low"]) or (found["high"][0] == "0" and len(found["high"]) > 1)
         if not is_padded:
-            yield _joined(found, POSSIBLE, "to")
+            yield _joined(found, POSSIBLE, "and" if _BETWEEN.search(before(text, at)) else "to")
     if found := _SPACED.match(text, at):
         is_rising = float(found["low"].replace(",", "")) < float(found["high"].replace(",", ""))
         is_range = (is_rising or "-" not in found["to"]) and not _IN_FORMULA.search(before(text, at))
@@ -74,6 +87,16 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         said = "times" if _COMPARED.match(after(text, found.end())) else "x"
         low = [(decimal(found["low"]), "low"), ("to", "to")] if found["low"] else []
         yield pieces(found, SURE, *low, (decimal(found["number"]), "number"), (said, "x"))
+
+
+def _wickets(found: re.Match[str]) -> Candidate:
+    """Runs for wickets, or a bowler's wickets for runs."""
+    one, to, two = ("low", "to", "high") if found["low"] else ("taken", "for", "runs")
+    ends = [("declared", "declared")] if found["declared"] else []
+    is_end = found[0].endswith(".") and before_capital(found.string, found.end())
+    return pieces(
+        found, SURE, (decimal(found[one]), one), ("for", to), (decimal(found[two]), two), *ends, mark="." * is_end
+    )
 
 
 def _joined(found: re.Match[str], cost: float, said: str) -> Candidate:
