@@ -61,7 +61,7 @@ def year(number: str) -> str:
 
 def decade(number: str) -> str:
     """Read a decade, `number` without its s: 1980 is nineteen eighties."""
-    words = year(number) if len(number) == 4 else cardinal(number)
+    words = year(number) if len(number) == 4 else cardinal(number if number != "00" else "2000")
     return words[:-1] + "ies" if words.endswith("y") else words + "s"
 
 

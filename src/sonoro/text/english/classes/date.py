@@ -24,7 +24,7 @@ _YEAR = r"(?P<year>(?:1\d|20|21)\d\d)(?![\d%]|[.,]\d)"
 _MONTH_FIRST = re.compile(rf"{_MONTH}(?P<gap>[ -]){_DAY}(?:(?P<comma>,?)[ -]{_YEAR})?")
 _DAY_FIRST = re.compile(rf"{_DAY}(?P<gap>[ -])(?:of )?{_MONTH}(?:(?P<comma>,?)[ -]{_YEAR})?")
 _DAYS_FIRST = re.compile(
-    rf"(?P<from>\d{{1,2}})(?:st|nd|rd|th)?\s?(?P<to>-|–|to)\s?{_DAY} (?:of )?{_MONTH}(?:(?P<comma>,?) {_YEAR})?"
+    rf"(?P<from>\d{{1,2}})(?:st|nd|rd|th)?\s?(?P<to>-|–|to|/)\s?{_DAY} (?:of )?{_MONTH}(?:(?P<comma>,?) {_YEAR})?"
 )
 _MONTH_YEAR = re.compile(rf"{_MONTH}(?P<comma>,?) (?P<year>(?:1[0-9]|20|21)\d\d)(?![\d%]|[.,]\d)")
 _DASHED_DAYS = re.compile(
@@ -40,7 +40,15 @@ _ISO = re.compile(
 _BACKWARD = re.compile(
     r"(?P<one>0?[1-9]|[12]\d|3[01])(?P<sign>[-/.])(?P<two>0?[1-9]|[12]\d|3[01])(?P=sign)(?P<year>(?:1[5-9]|20|21)\d\d|\d\d)(?![\d])(?![-/.]\d)"
 )
-_SHORT_DATE = re.compile(r"(?P<one>1[0-2]|0?[1-9])/(?P<two>0?[1-9]|[12]\d|3[01])(?![\d/])")
+_MONTH_DAY = r"(?P<one>1[0-2]|0?[1-9])/(?P<two>0?[1-9]|[12]\d|3[01])"
+_SHORT_DATE = re.compile(rf"{_MONTH_DAY}(?![\d/])")
+_SHORT_DATES = re.compile(
+    rf"{_MONTH_DAY}(?P<to>\s?[-–]\s?)(?P<one2>1[0-2]|0?[1-9])/(?P<two2>0?[1-9]|[12]\d|3[01])(?![\w/\"]|[-.,]\d)"
+)
+_CARD = re.compile(
+    r"(?i)\b(?:card|visa|mastercard|amex)\b[^.;]* (?:exp\.?|expir(?:es|ed|y|ing)|valid (?:thru|until|to))(?: is|:)? $"
+)
+_CARD_MONTH = re.compile(r"(?P<month>0[1-9]|1[0-2])/(?P<year>\d\d)(?![\w/]|[.,]\d)")
 _DAY_NAME = r"(?:Mon|Tues?|Wed|Thu(?:rs?)?|Fri|Sat|Sun)"
 _WEEKDAY = re.compile(
     rf"(?P<name>{_DAY_NAME}|Tu)(?P<dot>\.)?(?=,? (?:\(?\d|{_SHORT})|\s?[-–]\s?{_DAY_NAME}|\.? ?(?:at|from) \d)(?![a-z])"
@@ -124,6 +132,12 @@ def _in_digits(text: str, at: int) -> Iterator[Candidate]:
         yield _written_out(found, SURE, f"{month} {ordinal(found['day'])}")
     if found := _OF_YEAR.match(text, at):
         yield pieces(found, LIKELY, (MONTHS[int(found["month"]) - 1], "month"), (year(found["year"]), "year"))
+    if (found := _CARD_MONTH.match(text, at)) and _CARD.search(before(text, at, 80)):
+        yield pieces(found, SURE, (MONTHS[int(found["month"]) - 1], "month"), (year(f"20{found['year']}"), "year"))
+    # Halves to sixteenths are fractions first.
+    if (found := _SHORT_DATES.match(text, at)) and max(int(found["two"]), int(found["two2"])) > 16:
+        first, last = (f"{MONTHS[int(found['one' + n]) - 1]} {ordinal(found['two' + n])}" for n in ("", "2"))
+        yield pieces(found, LIKELY, (first, "one"), ("to", "to"), (last, "one2"))
     if found := _BACKWARD.match(text, at):
         yield from _backward(found)
     if (found := _SHORT_DATE.match(text, at)) and re.search(
@@ -156,7 +170,7 @@ def _words(text: str, at: int) -> Iterator[Candidate]:
     if found := _MONTHS_TO.match(text, at):
         yield pieces(found, SURE / 2, (_month(found["one"]), "one"), ("to", "to"), (_month(found["two"]), "two"))
     if found := _DAYS_TO.match(text, at):
-        yield pieces(found, SURE, (f"{DAYS[found['one'].lower()]} to", "one"), (DAYS[found["two"].lower()], "two"))
+        yield pieces(found, SURE / 2, (f"{DAYS[found['one'].lower()]} to", "one"), (DAYS[found["two"].lower()], "two"))
     if found := _WEEKDAY.match(text, at):
         is_word = found["name"] in ("Sat", "Sun") and not found["dot"]
         if not is_word or re.match(r"(?:, [A-Z]|,? \(?\d|\s?(?:-|–))", after(text, found.end())):

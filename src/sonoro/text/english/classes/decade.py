@@ -16,6 +16,8 @@ _DECADE = re.compile(
 _YEARS = re.compile(
     r"(?P<one>1[1-9]\d\d|10[1-9]\d|20\d\d)\s?(?P<dash>-|–|—|/)\s?(?P<two>\d{4}|\d\d)(?P<s>'?s)?(?![\w%]|[.,]\d|\s?(?:-|–)\d)"
 )
+_SHORT_YEAR = re.compile(r"'(?P<year>0\d)(?![\w'])")
+_BETWEEN = re.compile(r"\b[Bb]etween $")
 _IN_NUMBER = re.compile(r"[\d.,$£€]$")
 _AFTER_THE = re.compile(r"(?i)\b(?:\d0s (?:and|or|to)|the|mid-|early|late|his|her|their|our|my|your|in)\s?$")
 
@@ -30,17 +32,20 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
             yield pieces(found, SURE, (f"{said} to", "one"), (decade(found["two"]), "two"))
         elif len(found["one"]) == 4 or "'" in found[0] or _AFTER_THE.search(before(text, at)):
             yield whole(found, SURE, said)
+    if found := _SHORT_YEAR.match(text, at):
+        yield whole(found, SURE, year(found["year"]))
     if found := _YEARS.match(text, at):
         one, two = found["one"], found["two"]
         later = int(two if len(two) == 4 else one[:2] + two)
-        is_joined = found["dash"] != "/" or (len(two) == 2 and later == int(one) + 1)
+        is_joined = found["dash"] != "/" or later == int(one) + 1
+        to = "and" if _BETWEEN.search(before(text, at)) else "to"
         if later > int(one) and later < 2200 and is_joined:
             said = (
                 decade(two)
                 if found["s"]
                 else (year(two) if len(two) == 4 else cardinal(two) if two[0] != "0" else year(two))
             )
-            yield pieces(found, SURE + 1, (year(one), "one"), ("to", "dash"), (said, "two"))
+            yield pieces(found, SURE + 1, (year(one), "one"), (to, "dash"), (said, "two"))
 
 
 def _century(number: str) -> str:

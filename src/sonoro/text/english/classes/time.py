@@ -39,6 +39,12 @@ _MILITARY_AT = re.compile(r"(?P<hour>0\d)(?P<minute>[0-5]\d)(?!\w|[-–.,]\d)")
 _MILITARY_TO = re.compile(
     r"(?P<hour>[01]\d|2[0-4])(?P<minute>[0-5]\d)(?P<to>\s?(?:-|–|to)\s?)(?=(?:[01]\d|2[0-4])[0-5]\d\s?(?:hours|hrs?)\b)"
 )
+_MILITARY_PAIR = re.compile(
+    r"(?P<hour>0\d)(?P<minute>[03]0|[14]5)(?P<to>\s?[-–]\s?)(?P<hour2>[01]\d|2[0-4])(?P<minute2>[03]0|[14]5)(?!\w|[-–.,]\d)"
+)
+_DOTTED_AT = re.compile(r"(?P<hour>1\d|2[0-3]|0?[1-9])\.(?P<minute>[0-5]\d)(?![\w%]|[.,]\d)")
+_TRAVEL = re.compile(r"\b(?:leav(?:es?|ing)|left|depart\w*|arriv\w*|calls|due)(?: [a-z]+){0,2} at $")
+_TRAVELS = re.compile(r" (?:trains?|bus|ferry|coach|service|express|(?:to|from) [A-Z][a-z])")
 _NEXT = r"(?:,?\s?(?=\d))?"
 _DURATION = re.compile(
     rf"(?:(?P<d>\d+)\s?d(?:ays?)?{_NEXT})?(?:(?P<h>\d+)\s?h(?:(?:ou)?rs?)?{_NEXT})?"
@@ -66,12 +72,9 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         second = decimal(f"{int(found['second'])}.{found['part']}")
         minutes = count(found["minute"], "minute", "minutes")
         yield pieces(found, SURE, (minutes, "minute"), (second, "second"), ("seconds", "part"))
-    if found := _MILITARY.match(text, at):
-        yield pieces(found, SURE / 2, *_military(found), ("Zulu" if found["unit"] == "Z" else "hours", "unit"))
-    if found := _MILITARY_TO.match(text, at):
-        yield pieces(found, SURE / 4, *_military(found), ("to", "to"))
-    if (found := _MILITARY_AT.match(text, at)) and _AT_HOUR.search(before(text, at)):
-        yield pieces(found, SURE, *_military(found))
+    yield from _in_four_digits(text, at)
+    if (found := _DOTTED_AT.match(text, at)) and _is_travel(text, found):
+        yield pieces(found, SURE, (cardinal(found["hour"].lstrip("0")), "hour"), (_minutes(found["minute"]), "minute"))
     if found := _BARE.match(text, at):
         minute = f" {_minutes(found['minute'])}" if found["minute"] and found["minute"] != "00" else ""
         yield pieces(found, LIKELY, (cardinal(found["hour"]) + minute, "hour"), ("to", "to"))
@@ -100,9 +103,28 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         yield pieces(found, SURE, *named)
 
 
-def _military(found: re.Match[str]) -> tuple[tuple[str, str], ...]:
-    hour = _minutes(found["hour"]) if found["hour"] != "00" else "zero"
-    return (hour, "hour"), ("hundred" if found["minute"] == "00" else _minutes(found["minute"]), "minute")
+def _in_four_digits(text: str, at: int) -> Iterator[Candidate]:
+    if found := _MILITARY.match(text, at):
+        yield pieces(found, SURE / 2, *_military(found), ("Zulu" if found["unit"] == "Z" else "hours", "unit"))
+    if found := _MILITARY_TO.match(text, at):
+        yield pieces(found, SURE / 4, *_military(found), ("to", "to"))
+    if (found := _MILITARY_AT.match(text, at)) and _AT_HOUR.search(before(text, at)):
+        yield pieces(found, SURE, *_military(found))
+    if found := _MILITARY_PAIR.match(text, at):
+        yield pieces(found, SURE / 2, *_military(found), ("to", "to"), *_military(found, "2"))
+
+
+def _is_travel(text: str, found: re.Match[str]) -> bool:
+    """Whether a train or the like goes at a time with a dot: leaves at 16.20, the 4.15 to Leeds."""
+    context = before(text, found.start())
+    is_named = context.lower().endswith("the ") and _TRAVELS.match(after(text, found.end()))
+    return bool(is_named or _TRAVEL.search(context))
+
+
+def _military(found: re.Match[str], which: str = "") -> tuple[tuple[str, str], ...]:
+    hour, minute = found[f"hour{which}"], found[f"minute{which}"]
+    said = _minutes(hour) if hour != "00" else "zero"
+    return (said, f"hour{which}"), ("hundred" if minute == "00" else _minutes(minute), f"minute{which}")
 
 
 def _named(text: str, at: int) -> Iterator[Candidate]:
