@@ -21,7 +21,8 @@ _TITLES = pairs(
     "Sgt = Sergeant | Lt = Lieutenant | Col = Colonel | Rev = Reverend | Gov = Governor | Sen = Senator | "
     "Rep = Representative | Maj = Major | Cpl = Corporal | Cmdr = Commander | Adm = Admiral | Hon = Honorable | "
     "Messrs = Messieurs | Mt = Mount | Ft = Fort | Fr = Father | Pres = President | St = Saint | "
-    "Supt = Superintendent | Det = Detective | Insp = Inspector"
+    "Supt = Superintendent | Det = Detective | Insp = Inspector | Mme = Madame | Mlle = Mademoiselle | "
+    "Mssrs = Messieurs | Atty = Attorney | Attys = Attorneys"
 )
 _TITLES |= {
     word.upper(): _TITLES[word] for word in ("Mr", "Mrs", "Dr", "St", "Mt", "Rev", "Capt", "Col", "Prof", "Gen")
@@ -32,8 +33,8 @@ _DOTTED = pairs(
     "Jr = Junior | Sr = Senior | Sat = Saturday | Wm = William | lb = pound | Inc = Incorporated | "
     "Ltd = Limited | Corp = Corporation | Co = Company | "
     "Dept = Department | approx = approximately | Bldg = Building | Esq = Esquire | Assn = Association | "
-    "Bros = Brothers | Univ = University | Govt = Government | govt = government | misc = miscellaneous | "
-    "Tel = telephone | tel = telephone | etc = et cetera | est = estimated | Est = established | max = maximum | "
+    "Bros = Brothers | Univ = University | govt = government | misc = miscellaneous | "
+    "tel = telephone | etc = et cetera | est = estimated | Est = Established | max = maximum | "
     "min = minimum | avg = average | dept = department | vs = versus | Vs = versus | incl = including | "
     "excl = excluding | cont = continued | Mfg = Manufacturing | Intl = International | Natl = National | "
     "temp = temperature | orig = original | abbr = abbreviation | pron = pronounced | Apr = April | Jan = January | "
@@ -41,9 +42,10 @@ _DOTTED = pairs(
     "Oct = October | Nov = November | Dec = December | Mon = Monday | Tue = Tuesday | Tues = Tuesday | "
     "Wed = Wednesday | Thu = Thursday | Thurs = Thursday | Fri = Friday | cf = compare | viz = namely | ibid = ibid | "
     "Ave = Avenue | Blvd = Boulevard | Rd = Road | Ln = Lane | Hwy = Highway | Pkwy = Parkway | Sq = Square | "
-    "Expy = Expressway | acct = account | Weds = Wednesday | qty = quantity | agg = aggregate | p.a = per annum"
+    "Expy = Expressway | acct = account | Weds = Wednesday | qty = quantity | agg = aggregate | p.a = per annum | "
+    "asst = assistant | mgr = manager | attn = attention | yr = year | wk = week | hr = hour"
 )
-_DOTTED |= {word.capitalize(): said.capitalize() for word, said in _DOTTED.items() if word.islower()}
+_DOTTED = {word.capitalize(): said.capitalize() for word, said in _DOTTED.items() if word.islower()} | _DOTTED
 """Expanded if a dot follows, which ends a sentence only before a usual first word."""
 
 _BEFORE_NUMBER = pairs(
@@ -62,7 +64,9 @@ _WORDS = pairs(
     "y/o = years old | c/o = care of | b/c = because | n/a = not applicable | "
     "N/A = not applicable | Ctrl = Control | aka = also known as | a.k.a. = also known as | e.g. = for example | "
     "i.e. = that is | vs = versus | Mr = Mister | Mrs = Missus | Ms = Miz | Prof = Professor | 4K = four K | "
-    "8K = eight K | and/or = and or | he/she = he or she | him/her = him or her | his/her = his or her | "
+    "8K = eight K | Cmd = Command | Esc = Escape | op. cit. = op cit | loc. cit. = loc cit | sec'y = secretary | "
+    "gov't = government | cont'd = continued | int'l = international | nat'l = national | dep't = department | "
+    "ass'n = association | and/or = and or | he/she = he or she | him/her = him or her | his/her = his or her | "
     "she/he = she or he | s/he = she or he | mins = minutes | secs = seconds | hrs = hours | yrs = years | "
     "WWI = World War One | WWII = World War Two | WW1 = World War One | WW2 = World War Two | A-Z = ay to Z | "
     "S/N = serial number | P/N = part number | y/y = year on year | q/q = quarter on quarter | "
@@ -71,15 +75,39 @@ _WORDS = pairs(
     "NVMe = N V M e | Mbps = megabits per second | Gbps = gigabits per second | "
     "mmHg = millimeters of mercury | wks = weeks | NE = northeast | NW = northwest | SE = southeast | SW = southwest"
 )
+_CHAT = pairs(
+    "thx = thanks | pls = please | plz = please | ppl = people | nvm = never mind | gr8 = great | l8r = later | "
+    "tmrw = tomorrow | msg = message | msgs = messages | tl;dr = T L D R"
+)
+_WORDS |= _CHAT | {word.capitalize(): said.capitalize() for word, said in _CHAT.items()}
+_WORDS |= pairs(
+    "TL;DR = T L D R | JPEG = J peg | JPEGs = J pegs | MPEG = M peg | MPEGs = M pegs | LSAT = L sat | MCAT = M cat"
+)
 _WORD = re.compile(
     "(?:" + "|".join(re.escape(word) for word in sorted(_WORDS, key=len, reverse=True)) + r")(?![\w/])(?P<comma>,?)"
 )
 _TITLE = re.compile(rf"(?P<word>{'|'.join(_TITLES)})(?P<dot>\.?)(?=\s(?:[A-Z]|& |and [A-Z]))")
-_TITLE_ALONE = re.compile(r"(?P<word>Mr|Mrs|Ms|Dr|Prof|MR|MRS|DR)\.")
-_FLOOR = re.compile(r"(?P<word>[Ff]l|c)\.(?!\w)")
+_TITLE_ALONE = re.compile(
+    r"(?P<word>Mr|Mrs|Ms|Dr|Prof|MR|MRS|DR|(?:Rev|Capt|Gen|Sgt|Lt|Col|Gov|Sen|Rep|Maj|Cpl|Cmdr|Adm|Pres|Supt|Det|Insp|Attys?)"
+    r"(?=\.,? (?!ed\b|of\b)[a-z]|\.'s|\.\s*$))\."
+)
+_BEHIND_NTH = re.compile(r"(?P<word>[Ff]l|c|ed)\.(?!\w)")
+_AFTER_DAY = re.compile(r"\b(?:Mon|Tues?|Wed|Thu|Thurs|Fri|Sat)(?:\.,?|,)?(?: (?:and|or|to|through|&))? $")
 _LABEL_NUMBER = re.compile(r"(?P<word>[Nn]o)\.(?!\s?\d)")
 _LABELLED = re.compile(rf"(?i)\b(?:{NUMBERED}) $")
-_NTH = re.compile(r"\d(?:st|nd|rd|th) $")
+_BEHIND = (
+    (_BEHIND_NTH, re.compile(r"\d(?:st|nd|rd|th) $"), {"fl": "Floor", "c": "century", "ed": "edition"}),
+    (re.compile(r"(?P<word>pp)\.(?!\s?\w)"), re.compile(r"\d $"), {"pp": "pages"}),
+    (re.compile(r"(?P<word>Sun)\.(?!\w)"), _AFTER_DAY, {"sun": "Sunday"}),
+    (
+        re.compile(r"(?P<word>Del|Ins)(?![\w'])"),
+        re.compile(r"\w ?[+-] ?$|(?:[Pp]ress|[Hh]it) $"),
+        {"del": "Delete", "ins": "Insert"},
+    ),
+    (_LABEL_NUMBER, _LABELLED, {"no": "number"}),
+)
+"""Forms that are read by what stands before them: the form, what is before it, and what is said for its word."""
+
 _FEATURING = re.compile(r"(?P<word>ft|feat)\.(?=\s[A-Z])")
 _NAMED = re.compile(r"(?:^|[A-Za-z\"')(]\s?)$")
 _PLURAL = re.compile(r"(?P<word>[A-Za-z]{2,30})\((?P<s>e?s)\)(?!\w)")
@@ -92,7 +120,9 @@ _WITH = re.compile(r"w/(?:\s|(?=\w\w))")
 _F_STOP = re.compile(r"[fF]/(?=\d)")
 _AGAINST = re.compile(r"vs?\.?(?= [A-Z])")
 _HASH = re.compile(r"(?:#|№\s?)(?=\d)")
-WORDS = frozenset([*_TITLES, *_DOTTED, *_BEFORE_NUMBER, *(word.split()[0] for word in _WORDS)])
+WORDS = frozenset(
+    [*_TITLES, *_DOTTED, *_BEFORE_NUMBER, *(word.split()[0].rstrip(".") for word in _WORDS), "Sun", "Ins", "ed"]
+)
 _IN_WORD = re.compile(r"[\w']$")
 _AFTER_NAME = re.compile(r"[A-Z][\w.]* $")
 _IN_ADDRESS = re.compile(r"[/.]$")
@@ -116,11 +146,10 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         yield _said(found, word, _WORDS[word], comma)
     if (found := _TITLE.match(text, at)) and _is_title(text, found):
         yield _said(found, found["word"], _TITLES[found["word"]], "")
-    if (found := _FLOOR.match(text, at)) and _NTH.search(before(text, at)):
-        said = "century" if found["word"] == "c" else "Floor"
-        yield _said(found, found["word"], said, "." * ends_sentence(text, found.end()))
-    if (found := _LABEL_NUMBER.match(text, at)) and _LABELLED.search(before(text, at)):
-        yield _said(found, found["word"], "number", "." * ends_sentence(text, found.end()))
+    for form, context_before, words in _BEHIND:
+        if (found := form.match(text, at)) and context_before.search(before(text, at)):
+            mark = "." * (found[0].endswith(".") and ends_sentence(text, found.end()))
+            yield _said(found, found["word"], words[found["word"].lower()], mark)
     if (found := _FEATURING.match(text, at)) and _NAMED.search(before(text, at)):
         yield _said(found, found["word"], "featuring", "")
     if found := _PLURAL.match(text, at):
