@@ -19,7 +19,8 @@ STARTERS = (
     "A|After|All|Also|An|And|Are|As|At|Before|Both|But|By|Can|Did|Do|Does|Each|Even|For|From|Has|Have|He|Her|Here|His|How|"
     "However|I|If|In|Is|It|Its|Later|Let|Many|Maybe|Meanwhile|More|Most|My|No|Nobody|Not|Now|On|Once|One|Only|Or|Our|"
     "Perhaps|Please|She|Since|So|Some|Soon|Still|That|The|Their|Then|There|These|They|This|Those|Though|Thus|To|Today|"
-    "Was|We|Were|What|When|Where|While|Who|Why|Will|With|Yes|Yet|You|Your"
+    "Was|We|Were|What|When|Where|While|Who|Why|Will|With|Yes|Yet|You|Your|Although|Always|Another|Any|Because|Could|"
+    "Don't|Everyone|Everything|Finally|Instead|Never|Nothing|Should|Someone|Such|Until|Whatever|Whether|Which|Would"
 )
 """Words that begin a sentence more often than they follow an abbreviation in one."""
 

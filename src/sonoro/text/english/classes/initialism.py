@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from sonoro.text.english.line import SURE, Candidate, before
+from sonoro.text.english.line import SURE, Candidate, after, before
 from sonoro.text.english.tables import listed
 
 from .common import LABELS, ends_sentence, pieces, whole
@@ -13,16 +13,21 @@ STARTS = ("letter",)
 _DOTTED = re.compile(r"(?:[A-Za-z]\.){2,8}(?P<last>[A-Z](?![\w]))?(?P<s>'?s\b)?")
 _CAPITALS = re.compile(r"(?P<letters>[A-Z]{2,6})(?P<s>'?s)?(?![\w])")
 _INITIAL = re.compile(r"[A-Z]\.(?=\s[A-Z])")
-_DEGREE = re.compile(r"(?:Ph\.? ?D|M\.? ?Sc|B\.? ?Sc|M\.? ?D|Ed\.? ?D)\.?(?P<s>s)?(?![A-Za-z])\.?")
+_DEGREE = re.compile(r"(?:Ph\.? ?D|M\.? ?Sc|B\.? ?Sc|M\.? ?D|Ed\.? ?D|LL\. ?[BMD])\.?(?P<s>s)?(?![A-Za-z])\.?")
 _SHARP = re.compile(r"[A-G]#(?![\w])")
 _GRADE = re.compile(
-    r"(?P<grade>A{1,3}|B{1,3}|C{1,3}|D|E|F)(?P<minus>[-−–])(?=\s(?:grade|average|student|range|rating|in|on)\b|[,.;)]|$)"
+    r"(?P<grade>A{1,3}|B{1,3}|C{1,3}|D|E|F)"
+    r"(?P<sign>[-−–](?=\s(?:grade|average|student|range|rating|in|on)\b|[,.;)]|$)|\+(?![\w+]))(?P<s>'s)?"
 )
-_LABEL = re.compile(r"A(?=,)|(?<=\()A(?=\))")
+_LABEL = re.compile(
+    r"A(?=,|'s\b)|(?<!\()A(?= (?:and|or|to|vs\.?|versus) [B-HJ-Z]\b)|(?<=\b[Aa]n )A(?![\w&+#.-])|"
+    r"(?<=\()[Aa](?=\))|a(?=\) [a-z])"
+)
 _AND = re.compile(r"(?P<one>[A-Z]{1,3})&(?P<two>[A-Z]{1,3}?)(?P<s>s)?(?![\w])")
 _SPELLED = listed(
     "USA US UK EU UN AI ID IDs IQ UFO CEO CIA FBI USB API APIs FAQ URL OK ASAP RSVP ISBN UCLA HTTP HTTPS IOU ATM EEG "
-    "IRA IRS UI UX IP IT AA IOS AWS IBM UAE EPA ADHD AARP IEEE UAV UDP OSI HDMI ESPN UCSF ICBM USDA IOC IOT IAEA"
+    "IRA IRS UI UX IP IT AA IOS AWS IBM UAE EPA ADHD AARP IEEE UAV UDP OSI HDMI ESPN UCSF ICBM USDA IOC IOT IAEA "
+    "DIY YMCA YWCA NAACP ACLU LMAO IMHO OECD IMDB ASPCA USSR USMC USPS USAF USGS UNHCR"
 )
 _SAID = listed(
     "ACT ADD AGE AGO AHA AIR ALL AM AN AND ANY ARE ARM ART AS ASK AT BAD BE BED BIG BOX BOY BUT BUY BY CAN CAR CAT "
@@ -34,8 +39,29 @@ _SAID = listed(
 )
 """Words of two or three letters that are said even in capitals."""
 
+_LABELLED = re.compile(r"A(?![\w'&+#.-])")
+_BEHIND_LABEL = re.compile(rf"\b{LABELS} $")
+_SMALL = listed(
+    "omg brb ttyl idk imo imho tbh btw fyi wtf smh ikr lmk lmao afk irl diy asap rsvp faq url pdf html css xml "
+    "usb vpn gps cpu gpu tv dvd dna rna hiv sms http https ftp api sdk ceo cfo ngo suv atm"
+)
+"""Letters that are spelled though they are small, as in a chat."""
+
+_SMALL_LETTERS = re.compile(
+    rf"(?P<letters>(?i:{'|'.join(sorted(_SMALL, key=len, reverse=True))}))(?<![A-Z]{{2}})(?P<s>'?s)?(?![\w']|\.\w)"
+)
+WORDS = frozenset(word + ending for word in _SMALL for ending in ("", "s", "'s"))
+_ONSET = re.compile(
+    r"B[JLR]|C[HLNRZ]|D[HJMRW]|F[JLR]|G[HLNRW]|K[HLNRVW]|LL|M[BCN]|N[GKV]|P[FHLNRST]|RH|S|T[CHRSWZ]|V[LR]|W[HR]|"
+    r"Y[PTV]|Z[HLW]|[AEIOU]|.[AEIOUY]"
+)
+"""How a word that can be said begins."""
+
+_NO_CLAUSE = re.compile(r"[^\w' ]")
+_TEST = re.compile(r" (?:scores?|prep|tests?|exams?)\b")
 _SHOUTED = re.compile(r"\s[A-Z]{2}")
 _AFTER_LABEL = re.compile(rf"\b(?:{LABELS}|[a-z]+) $")
+_AFTER_JOINT = re.compile(r"(?:^|[^A-Z] )(?:and|or|but|by|with|to|from|for|that|when|said|says) $")
 _IN_WORD = re.compile(r"[\w'&]$")
 _AFTER_CAPITALS = re.compile(r"[A-Z]{2}\s$")
 
@@ -47,24 +73,30 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         letters = [letter for letter in found[0][: found.start("s") - at if found["s"] else None] if letter.isalpha()]
         said = spell("".join(letters)) + ("'s" if found["s"] else "")
         is_end = found[0].endswith(".") and len(letters) > 1 and ends_sentence(text, found.end())
-        yield whole(found, SURE / 2, said, mark="." * is_end)
+        is_postscript = said in ("P S", "P P S") and re.match(r"\s+[A-Z]", text[found.end() : found.end() + 3])
+        yield whole(found, SURE / 2, said, mark="," if is_postscript else "." * is_end)
     if found := _DEGREE.match(text, at):
         is_end = found[0].endswith(".") and ends_sentence(text, found.end())
         degree = re.sub(r"[^A-Za-z]", "", found[0].rstrip(".").removesuffix("s"))
-        if "." in found[0] or degree in ("PhD", "MSc", "BSc", "EdD"):
+        if "." in found[0][:-1] or degree in ("PhD", "MSc", "BSc", "EdD"):
             said = spell(degree.upper()) + "'s" * bool(found["s"])
             yield whole(found, SURE / 2, said, mark="." * is_end)
-    if (found := _LABEL.match(text, at)) and re.search(r"^$|[\s(]$", before(text, at, 1)):
+    if ((found := _LABEL.match(text, at)) and re.search(r"^$|[\s(]$", before(text, at, 1))) or (
+        (found := _LABELLED.match(text, at)) and _BEHIND_LABEL.search(before(text, at))
+    ):
         yield whole(found, SURE, "ay")
     if found := _GRADE.match(text, at):
-        yield pieces(found, SURE, (spell(found["grade"]), "grade"), ("minus", "minus"))
+        sign = ("plus" if found["sign"] == "+" else "minus") + "es" * bool(found["s"])
+        yield pieces(found, SURE, (spell(found["grade"]), "grade"), (sign, "sign"))
     if found := _SHARP.match(text, at):
         yield whole(found, SURE, f"{found[0][0]} sharp")
     if found := _AND.match(text, at):
         plural = "'s" if found["s"] else ""
         yield whole(found, SURE, f"{spell(found['one'])} and {spell(found['two'])}{plural}")
-    if (found := _INITIAL.match(text, at)) and not _AFTER_LABEL.search(before(text, at)):
+    if (found := _INITIAL.match(text, at)) and _is_initial(text, found):
         yield whole(found, SURE, spell(found[0][0]))
+    if found := _SMALL_LETTERS.match(text, at):
+        yield whole(found, SURE / 2, spell(found["letters"].upper()) + ("'s" if found["s"] else ""))
     if (found := _CAPITALS.match(text, at)) and _is_spelled(text, found):
         yield whole(found, SURE, spell(found["letters"]) + ("'s" if found["s"] else ""))
 
@@ -76,16 +108,40 @@ def spell(letters: str) -> str:
 
 def is_spelled(letters: str) -> bool:
     """Whether capitals are spelled rather than said as a word: FBI and HTTP, not NASA."""
-    return letters in _SPELLED or not set(letters) & set("AEIOUY") or (len(letters) <= 3 and letters not in _SAID)
+    if letters in _SPELLED or not set(letters) & set("AEIOUY") or not _ONSET.match(letters):
+        return True
+    return len(letters) <= 3 and letters not in _SAID
+
+
+def _is_initial(text: str, found: re.Match[str]) -> bool:
+    """Whether it begins a name, rather than ends a sentence as a label."""
+    context = before(text, found.start())
+    if _AFTER_JOINT.search(context):
+        return not ends_sentence(text, found.end())
+    return not _AFTER_LABEL.search(context)
+
+
+def _is_word(text: str, found: re.Match[str]) -> bool:
+    """Whether IT or US is the word, in a clause of capitals: DO IT NOW, but THE IT DEPARTMENT."""
+    left = _NO_CLAUSE.split(before(text, found.start()))[-1]
+    right = _NO_CLAUSE.split(after(text, found.end()))[0]
+    is_name = left.endswith("THE ") or (found["letters"] == "US" and not left.strip())
+    has_words = any(not is_spelled(word) for word in re.findall(r"[A-Z]{2,}", f"{left} {right}"))
+    return has_words and not is_name and (left + right).isupper()
 
 
 def _is_spelled(text: str, found: re.Match[str]) -> bool:
     letters = found["letters"]
+    is_shouted = bool(_SHOUTED.match(text, found.end()) or _AFTER_CAPITALS.search(before(text, found.start(), 4)))
     if letters == "WHO" and before(text, found.start(), 4).lower() == "the ":
         return True
+    if letters in ("SAT", "ACT") and not is_shouted:
+        is_the = before(text, found.start(), 4).lower() == "the "
+        return is_the or bool(found["s"]) or _TEST.match(text, found.end()) is not None
+    if letters in ("IT", "US") and _is_word(text, found):
+        return False
     if letters in _SPELLED or not set(letters) & set("AEIOUY"):
         return True
-    is_shouted = bool(_SHOUTED.match(text, found.end()) or _AFTER_CAPITALS.search(before(text, found.start(), 4)))
     return is_spelled(letters) and not is_shouted
 
 
