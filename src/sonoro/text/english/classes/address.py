@@ -7,7 +7,7 @@ from sonoro.text.english.line import SURE, Candidate, Piece, after, before
 from sonoro.text.english.numbers import digits, grouped, ordinal
 from sonoro.text.english.tables import pairs
 
-from .common import STARTERS, pieces, whole
+from .common import STARTERS, before_capital, pieces, whole
 from .initialism import spell
 
 STARTS = ("digit", "letter")
@@ -27,7 +27,7 @@ _STREET = re.compile(
     rf"(?P<kind>(?i:{_KINDS})|{_FULL})(?![A-Za-z])(?P<dot>\.)?"
 )
 _AFTER_NAME = re.compile(rf"(?P<kind>{_KINDS})(?![A-Za-z])(?P<dot>\.)?")
-_NAME_BEFORE = re.compile(r"\b(?:[A-Z][a-z']*|[A-Z]\.|\d+(?:st|nd|rd|th))\s$")
+_NAME_BEFORE = re.compile(r"\b(?:[A-Z][a-z']*|Jr\.|[A-Z]\.|\d+(?:st|nd|rd|th))\s$")
 _COMMON_BEFORE = re.compile(rf"\b(?:{STARTERS}|And|Of|In|Great|Old|Little|Good|Dear|Holy)\s$")
 """Words before the St. of a saint rather than of a street: How St. Piran came."""
 
@@ -53,9 +53,32 @@ _STATE = re.compile(
 )
 _ZIP = re.compile(r"(?P<word>(?i:zip(?: code)?):?) (?P<zip>\d{5})(?P<more>-\d{4})?(?!\d)")
 _POSTCODE = re.compile(r"[A-Z]{1,2}\d[A-Z\d]? \d[A-Z]{2}(?![\w])")
-WORDS = frozenset([*_STREETS, "zip"])
+_PRESS = pairs(
+    "Ala = Alabama | Ariz = Arizona | Ark = Arkansas | Calif = California | Colo = Colorado | Conn = Connecticut | "
+    "Del = Delaware | Fla = Florida | Ga = Georgia | Ill = Illinois | Ind = Indiana | Kan = Kansas | Ky = Kentucky | "
+    "La = Louisiana | Md = Maryland | Mass = Massachusetts | Mich = Michigan | Minn = Minnesota | Miss = Mississippi | "
+    "Mo = Missouri | Mont = Montana | Neb = Nebraska | Nev = Nevada | Okla = Oklahoma | Ore = Oregon | "
+    "Pa = Pennsylvania | Tenn = Tennessee | Tex = Texas | Va = Virginia | Vt = Vermont | Wash = Washington | "
+    "Wis = Wisconsin | Wyo = Wyoming"
+)
+"""The states as newspapers abbreviate them, behind a place: Miami, Fla."""
+
+_PRESS_STATE = re.compile(rf"(?P<state>{'|'.join(_PRESS)})\.(?P<comma>,?)(?!\w)(?<!Miss\.(?= [A-Z]))")
+_ROADS = {"Hwy": "Highway", "Rte": "Route"}
+_ROUTE = re.compile(
+    r"(?P<road>Hwy|Highway|Route|Rte|Interstate|I|US|SR)(?:\.? |-)(?P<number>\d{1,3}) (?P<side>[NSEW])(?=[\s.,;)]|$)"
+)
+_SIDE_BEHIND = re.compile(r"(?P<side>[NSEW])(?=[,;.)\n]|$| (?:Apt|Ste|Suite|Unit)\b)")
+_STREET_BEFORE = re.compile(rf"\b(?:{_KINDS}|{_FULL})\.? $")
+_PHYSICIAN = re.compile(
+    r"(?:[A-Z][a-z]+ [A-Z]\. |(?:(?:^|[.!?;] )|\b(?:[Bb]y|with|and|says?|said|is|was|author|Dr\.) )[A-Z][a-z]+ )"
+    r"(?!Spring|Park|City|Hill|Height|Beach|Grove|Town|Fall|Church|Point|Creek|Harbor|Mill|Island|Valley)"
+    r"[A-Z][\w'-]+, $"
+)
+WORDS = frozenset([*_STREETS, *_PRESS, "zip"])
 _JOINED = re.compile(r"[\w.,$£€#/-]$")
 _AFTER_PLACE = re.compile(r"[a-z]\.?, $")
+_AFTER_CITY = re.compile(r"\b(?!Well|Yes|No|Oh|Hey|Hello|Hi|Sorry|Please|Thanks|Dear)[A-Z][a-z]+, $")
 
 
 def recognise(text: str, at: int) -> Iterator[Candidate]:
@@ -72,7 +95,16 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         yield pieces(found, SURE / 2, (found["party"], "party"), (_STATES[found["state"]], "state"))
     if found := _SIDE.match(text, at) or _SIDE_NAME.match(text, at):
         yield pieces(found, SURE / 2, (_COMPASS[found["side"]], "side"))
-    if found := _STATE.match(text, at):
+    if found := _ROUTE.match(text, at):
+        road = spell(found["road"]) if found["road"].isupper() else _ROADS.get(found["road"], found["road"])
+        number, side = grouped(found["number"]), _COMPASS[found["side"]]
+        yield pieces(found, SURE / 4, (road, "road"), (number, "number"), (side, "side"))
+    if (found := _SIDE_BEHIND.match(text, at)) and _STREET_BEFORE.search(context):
+        yield whole(found, SURE / 2, _COMPASS[found["side"]])
+    if (found := _PRESS_STATE.match(text, at)) and _AFTER_CITY.search(context):
+        is_end = not found["comma"] and before_capital(text, found.end())
+        yield whole(found, SURE / 4, _PRESS[found["state"]], mark="." if is_end else found["comma"])
+    if (found := _STATE.match(text, at)) and not (found["state"] == "MD" and _is_physician(text, found)):
         is_placed = _AFTER_PLACE.search(context) and re.match(r"\s*(?:[.,;)\n]|$)", after(text, found.end()))
         if found["zip"] and (found["state"] not in _UNSURE or _AFTER_PLACE.search(context)):
             more = f", {digits(found['more'])}" if found["more"] else ""
@@ -87,6 +119,12 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         yield whole(
             found, SURE, " ".join(digits(sign) if sign.isdecimal() else spell(sign) for sign in found[0] if sign != " ")
         )
+
+
+def _is_physician(text: str, found: re.Match[str]) -> bool:
+    """Whether MD is a degree behind a name, rather than Maryland behind a place."""
+    is_person = _PHYSICIAN.search(before(text, found.start())) is not None
+    return not found["zip"] and (is_person or re.match(r", (?:PhD|[A-Z]{3,})\b", after(text, found.end())) is not None)
 
 
 def _street(text: str, found: re.Match[str]) -> Candidate:
@@ -115,9 +153,11 @@ def _street(text: str, found: re.Match[str]) -> Candidate:
 
 def _is_street(text: str, found: re.Match[str]) -> bool:
     if found["kind"] in ("St", "Dr", "Ct", "Pl", "Ter", "Cir", "Sq"):
-        if found["kind"] == "St" and _COMMON_BEFORE.search(before(text, found.start())):
+        if found["kind"] in ("St", "Dr") and _COMMON_BEFORE.search(before(text, found.start())):
             return False
         follows = after(text, found.end())
+        if found["dot"] and re.match(r"\s[a-z]", follows):
+            return found["kind"] != "Dr" or not re.search(r"(?:^|[.!?]\s)[A-Z]\w+ $", before(text, found.start()))
         return re.match(
             r"\s*(?:[,;:.!?)|\n]|$)| (?:Apt|Suite|Ste|Unit|and|in|at|near|is|was)\b| &", follows
         ) is not None or (bool(found["dot"]) and _ends(text, found.end()))
@@ -125,7 +165,10 @@ def _is_street(text: str, found: re.Match[str]) -> bool:
 
 
 def _ends(text: str, at: int) -> bool:
-    return re.match(r"\s*$|\s+(?!Apt|Ste\b|Suite|Unit|Floor|Bldg|Rm\b)[\"'(]*[A-Z]", after(text, at)) is not None
+    return (
+        re.match(r"\s*$|\s+(?!Apt|Ste\b|Suite|Unit|Floor|Bldg|Rm\b|[NS]?[EW]\b|[NS]\b)[\"'(]*[A-Z]", after(text, at))
+        is not None
+    )
 
 
 EXAMPLES = (
