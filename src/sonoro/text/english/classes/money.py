@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from sonoro.text.english.line import LIKELY, SURE, Candidate, before
-from sonoro.text.english.numbers import cardinal, decimal
+from sonoro.text.english.numbers import cardinal, decade, decimal
 from sonoro.text.english.tables import pairs
 
 from .common import DASH, NUMBER, is_attributive, pieces, whole
@@ -57,6 +57,8 @@ _SMALL_COIN = re.compile(
     r"|(?=(?:\s(?:each|coins?|a piece|apiece|off|per|stamps?|piece)\b)|,? [£$]\d|,? or \d{1,2}[pc]\b))"
     r"|(?<=[£$]\d, )(?P<amount2>\d{1,2})(?P<sign2>[pc])(?!\w)"
 )
+_BANKNOTE = re.compile(r" (?:bills?|notes?|coins?|homes?|houses?)\b")
+_BANKNOTES = re.compile(r"[$£€](?P<value>1|5|10|20|50|100)s(?!\w)")
 _PER = re.compile(
     r"\s?/\s?(?P<per>mo|month|yr|year|wk|week|d|day|hr|hour|h|min|minute|s|sec|lb|kg|oz|gal|gallon|L|l|mi|km|person|night|user|seat|unit|GB|kWh|share|barrel|bbl|ton)(?![\w])"
 )
@@ -88,6 +90,8 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     if found := _LOSS.match(text, at):
         said = said_amount(found["sign"], found["amount"], found["scale"] or "")
         yield whole(found, SURE, f"minus {said}")
+    if found := _BANKNOTES.match(text, at):
+        yield whole(found, SURE, decade(found["value"]).removeprefix("one "))
     if found := _RANGE.match(text, at):
         yield _with_period(text, _range(found))
     # Dollars with three decimals are no thousands.
@@ -119,7 +123,8 @@ def _amount(text: str, found: re.Match[str], number: str) -> Candidate:
     land = _LANDS.get((groups.get("land") or groups.get("code") or "").strip().replace(".", ""), "")
     sign = _CODES_OF_LANDS.get((groups.get("land") or "").strip(), found["sign"])
     said = said_amount(sign, number, groups.get("scale") or "", land)
-    if is_attributive(text, found.start(), found.end()) and " and " not in said[-20:]:
+    is_attribute = is_attributive(text, found.start(), found.end()) or _BANKNOTE.match(text, found.end())
+    if is_attribute and " and " not in said[-20:]:
         said = said.removesuffix("s") if said.endswith(("dollars", "pounds", "euros", "rupees")) else said
     return whole(found, LIKELY - 1, minus + said)
 
