@@ -24,6 +24,9 @@ _PAUSES = pairs(
     ", = , | ; = , | : = , | ( = , | ) = , | [ = , | ] = , | { = , | } = , | — = , | – = , | | = , | • = , | · = ,"
 )
 _LABEL = re.compile(rf"(?i)\b(?:room|{NUMBERED}) $")
+_KEY = re.compile(r"\b(?:Ctrl|Control|Cmd|Command|Alt|AltGr|Shift|Opt|Option|Win|Fn|CTRL|CMD|ALT|SHIFT) ?$")
+"""A key that is held while the one behind a plus is pressed."""
+
 _OF_ABOUT = re.compile(r"\b(?:is|are|was|were|be|takes?|took|in|at|of|for|by|to|with|from|than|lasts?) $")
 _CURRENCIES = ("$", "€", "£")
 _SILENT = frozenset("†‡\"'*_~^\\#←⇐‑¿¡⁻")
@@ -46,6 +49,8 @@ def read_sign(text: str, start: int, end: int) -> str | None:
         return (_dash if sign == "-" else _slash)(text, start, end)
     if sign in "<>":
         return _compared(text, start, end) if length == 1 else ""
+    if sign == "+" and (right.isalnum() or text[end + 1 : end + 2].isupper()) and _KEY.search(before(text, start, 10)):
+        return ""
     if sign in "+=" and length > 2:
         return ","
     if sign == "+" and length == 2:
@@ -117,11 +122,19 @@ def _is_minus(text: str, start: int, end: int) -> bool:
 
 def _compared(text: str, start: int, end: int) -> str:
     """< and > between spaces compare; elsewhere they are marks, as of a quotation or a tag."""
+    if text[start] == ">" and _MENU.search(before(text, start)) and re.match(r" [A-Z][a-z]", text[end : end + 3]):
+        return ","
     left, right = before(text, start, 2), text[end : end + 2]
     is_between = re.search(r"[\w)|\]] $", left) and re.match(r" [\w(.-]", right)
     said = "is less than" if text[start] == "<" else "is greater than"
     return said if is_between else ""
 
+
+_MENU = re.compile(
+    r"(?:\b(?:Settings|Preferences|File|Edit|View|Tools|Help|Menu|Options|System)|(?:\b[Gg]o to|\b[Oo]pen|\b[Cc]lick|"
+    r"\b[Tt]ap|\b[Ss]elect|\b[Cc]hoose|>) [A-Z][\w ]{1,30}) $"
+)
+"""An entry of a menu before the next one: Settings > Privacy."""
 
 _NAME = re.compile(r"[A-Z]{2}|[a-z]{3,}(?![\w@])|[a-z]{1,2}(?= (?:files?|extensions?|formats?)\b)")
 

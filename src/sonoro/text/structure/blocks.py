@@ -62,11 +62,11 @@ def decoded(block: Block) -> Block:
     return _replaced(block, _HYPHENATED, lambda _: "") if "-" in block.text and "\n" in block.text else block
 
 
-_FOOTNOTE = re.compile(r"\[\^[\w-]{1,20}\]:?")
+_FOOTNOTE = re.compile(r"\[\^[\w-]{1,20}\]:?|(?:(?<=[.,;!?])|(?<=[.,;!?][\"”’)]))(?:\[\d{1,3}\])+(?=\W|\Z)")
 _NUMBERED = re.compile(r"(?<=\A[A-Z\d])[.](?= \S)|(?<=\A[\dIVX]{2})[.](?= \S)")
 """Behind the number or the letter of a heading."""
 
-_EMOTICON = re.compile(r"(?<=\s)[:;]['-]?[DPpOoSs)(/\\|*]+(?=\s|\Z)")
+_EMOTICON = re.compile(r"(?<=\s)(?:[:;]['-]?[DPpOoSs)(/\\|*]+|=[)(DP]|xD)(?=\s|\Z)")
 _BRACKETED = re.compile(r"(?<=[A-Za-z])\[[a-z]{1,6}\](?=[a-z])|(?<![\w\]])\[[A-Z]\](?=[a-z])")
 """Letters that an editor put into a word: Ph[oe]nicians, [T]he."""
 
@@ -78,13 +78,13 @@ _PROMPT = re.compile(
 
 def _without_signs(block: Block) -> Block:
     """`block` without the marks of footnotes, the boxes of tasks and prompts."""
-    if "[^" in block.text:
+    if "[" in block.text:
         block = _replaced(block, _FOOTNOTE, lambda _: "")
     if block.kind == Kind.ITEM and block.text.startswith("["):
         block = _replaced(block, _BOX, lambda _: "")
     if "]" in block.text:
         block = _replaced(block, _BRACKETED, lambda found: found[0][1:-1])
-    if ":" in block.text or ";" in block.text:
+    if any(eyes in block.text for eyes in (":", ";", "=", "xD")):
         block = _replaced(block, _EMOTICON, lambda _: ",")
     if block.kind == Kind.HEADING:
         block = _replaced(block, _NUMBERED, lambda _: ",")
