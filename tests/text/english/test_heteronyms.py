@@ -40,6 +40,7 @@ def test_nearly_every_reading_is_chosen_as_meant(path: Path) -> None:
     [
         ("She has read 2 books. I read daily.", "She has red two books. I read daily."),
         ("We live near live music; no use, use it.", "We live near ligh v music, no youss, use it."),
+        ("The band plays live. We live to play.", "The band plays ligh v. We live to play."),
         ("A Polish cook. Polish it.", "A poalish cook. Polish it."),
     ],
 )

@@ -44,6 +44,12 @@ _NOUN = (
     r"\b(?:the|a|an|this|that|my|your|his|her|its|our|their|some|any|no|each|every|another|one|of|whose|what|"
     r"which)(?: [a-z]+(?<!s))? $"
 )
+_TO_WIND = (
+    r" (?:the|a|his|her|my|your|their|our) (?:[a-z]+ )?(?:clock|watch|bandage|rope|hose|toy|yarn|string|wool|scarf|"
+    r"thread|wire|cord|tape|film|handle|window)\b"
+)
+"""What one winds."""
+
 _BE = (
     r"(?:\b(?:am|is|are|was|were|be|been|being|feel|feels|felt|seem|seems|seemed|look|looks|looked|remain|stay|"
     r"stayed|get|gets|got)|'s|'re|'m)"
@@ -99,6 +105,7 @@ _RULES: dict[str, tuple[_Rule, ...]] = {
             r"mercury and|arsenic and) $"),
         _Rule("metal", r"\b(?:metals?|pencils?)\b[^.]* $"),
         _Rule("metal", "", r"[^.]*\b(?:metals?|unleaded)\b"),
+        _Rule("metal", "", r" (?:is|was) (?:toxic|poisonous|soft|dense|heavier|denser|harmful)\b"),
         _Rule("metal", "", r" (?:and|or) (?:copper|zinc|iron|tin|silver|gold|mercury|arsenic|other metals)\b"),
         _Rule("metal", "", r" (?:in|from) (?:the |our |their |drinking |tap )?(?:water|paint|pipes|soil|blood|air|"
             r"pencils?)\b"),
@@ -111,11 +118,13 @@ _RULES: dict[str, tuple[_Rule, ...]] = {
             r"animals?|action|feeds?|demos?|bands?|sports?|radio|birds?|from|on (?:air|stage|radio|television|"
             r"t v))\b"),
         _Rule("adjective", rf"(?:{_BE}|\b(?:go|goes|went|gone|going|come|comes|came|broadcast|streamed|streaming|"
-            rf"recorded|performed|performing|shown|played|playing|sing|sang|report|reporting)){_DEGREE} $"),
+            rf"recorded|performed|performing|shown|played|playing|sing|sings|sang|report|"
+            rf"reporting|plays?|perform|performs|airs?|aired)){_DEGREE} $"),
         _Rule("adjective", r"\b(?:a|an|the|this|that|more|some|our|their|first|of) $", r" [a-z]"),
     ),
     "wind": (
         *_verb("verb"),
+        _Rule("verb", "", _TO_WIND),
         _Rule("verb", "", r" (?:up|back|around|through) (?:the|a|your|my|his|her|its|our|their|in|with|to)\b"),
     ),
     "tear": (
@@ -131,7 +140,7 @@ _RULES: dict[str, tuple[_Rule, ...]] = {
         _Rule("bend", "", r" (?:of (?:the|a|his|her|its|our|their) (?:ship|boat|vessel|ferry|yacht|canoe)|and stern|"
             r"down|before|out|low|deeply|his head|her head|their heads?|my head|your head|our heads)\b"),
         _Rule("bend", r"\b(?:ship's|boat's|take|takes|took|taking|taken|make|made|deep|low|little|polite|final|last|"
-            r"from)(?: an?)?(?: (?:final|last|deep|low))? $", r"(?![^.]*\b(?:ribbon|hair)\b)"),
+            r"from)(?: an?)?(?: (?:final|last|deep|low))? $", r"(?![^.,]*\b(?:ribbon|hair)\b)"),
         _Rule("bend", _VERB),
         _Rule("bend", _PLURAL, " to"),
     ),
@@ -169,8 +178,7 @@ _RULES: dict[str, tuple[_Rule, ...]] = {
         _Rule("injury", _NOUN, r"(?! (?:up|around|round|its|through|tightly))"),
         _Rule("turned", "", r" (?:up|around|round|through|down|along|across|its|their|his way|her way|back|tightly|"
             r"itself)\b"),
-        _Rule("turned", "", r" (?:the|a|his|her|my|their|our) (?:[a-z]+ )?(?:clock|watch|bandage|rope|toy|yarn|"
-            r"string|wool|scarf|thread|wire|cord|tape|film|handle|window)\b"),
+        _Rule("turned", "", _TO_WIND),
     ),
     "use": (
         _Rule("verb", rf"{_VERB}"),
