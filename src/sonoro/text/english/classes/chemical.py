@@ -16,18 +16,28 @@ _ELEMENTS = (
     "H|B|C|N|O|F|P|S|K|V|I|U|W"
 )
 _FORMULA = re.compile(
-    rf"(?=[A-Za-z()]{{1,12}}[\d₀-₉])(?:(?:{_ELEMENTS})(?:[₀-₉]{{1,3}}|\d{{1,3}})?|[()](?:[₀-₉\d]{{1,2}})?){{2,24}}(?P<charge>[²³⁴]?[+⁻])?(?![\w-])"
+    rf"(?=[A-Za-z()]{{1,12}}[\d₀-₉])(?:(?:{_ELEMENTS})(?:[₀-₉]{{1,3}}|\d{{1,3}})?|[()](?:[₀-₉\d]{{1,2}})?){{2,24}}(?P<charge>[²³⁴]?[+⁻]|(?:\^[2-4]?)?[+-](?!\s?\d))?(?![\w-])"
 )
 _ISOTOPE = re.compile(rf"(?P<mass>[⁰¹²³⁴⁵⁶⁷⁸⁹]{{1,3}})(?P<symbol>{_ELEMENTS})(?![\w])")
 _MASSES = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹", "0123456789")
 _SALT = re.compile(rf"(?:{_ELEMENTS}){{2,5}}(?![\w'-])")
-_ION = re.compile(rf"(?P<symbol>(?:{_ELEMENTS}){{1,2}})(?P<charge>[²³⁴]|(?<=[a-z])[2-4])?(?P<sign>[+⁻])(?!\w)")
+_ION = re.compile(
+    rf"(?P<symbol>(?:{_ELEMENTS}){{1,2}})(?P<charge>[²³⁴]|\^[2-4]|(?<=[a-z])[2-4])?"
+    r"(?P<sign>[+⁻]|(?<=Cl|Br)-)(?![\w-])"
+)
+_NUCLIDE = re.compile(
+    r"(?P<symbol>Am|Co|Cs|Po|Pu|Ra|Sr|Tc|Th|U|I|(?:ur|pluto|po|tech)[a-z]+ium|americium|strontium|radium|thorium|"
+    r"ca?esium|cobalt|iodine)"
+    r"-(?P<mass>\d{2,3})(?![\w-]|[.,]\d)",
+    re.IGNORECASE,
+)
 _CHARGES = {
     **dict.fromkeys("²2", "two"),
     **dict.fromkeys("³3", "three"),
     **dict.fromkeys("⁴4", "four"),
     "+": "plus",
-    "⁻": "minus",
+    **dict.fromkeys("⁻-", "minus"),
+    "^": "",
 }
 _PARTS = re.compile(rf"{_ELEMENTS}|[₀-₉\d]+")
 _SUBSCRIPTS = {ord(sign): str(digit) for digit, sign in enumerate("₀₁₂₃₄₅₆₇₈₉")}
@@ -43,9 +53,12 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
             yield pieces(found, SURE, (mass, "mass"), (spell(found["symbol"]), "symbol"))
         return
     if found := _ION.match(text, at):
-        charge = _CHARGES.get(found["charge"] or "", "")
+        charge = _CHARGES.get((found["charge"] or "").lstrip("^"), "")
         sign = "plus" if found["sign"] == "+" else "minus"
         yield pieces(found, SURE, (spell(found["symbol"]), "symbol"), (charge, "charge"), (sign, "sign"))
+    if (found := _NUCLIDE.match(text, at)) and (len(found["symbol"]) > 2 or found["symbol"].istitle()):
+        symbol = found["symbol"] if len(found["symbol"]) > 2 else spell(found["symbol"])
+        yield pieces(found, SURE / 2, (symbol, "symbol"), (grouped(found["mass"]), "mass"))
     found = _FORMULA.match(text, at)
     if found is None:
         found = _SALT.match(text, at)

@@ -32,15 +32,34 @@ LABELS = (
 """Nouns before a letter or a number that labels them."""
 
 _ARTICLE = re.compile(r"\b(?:a|an|A|An)\s(?:~|about\s|whole\s|full\s|mere\s|single\s|new\s|further\s)?$")
+_DEFINITE = re.compile(rf"{_ARTICLE.pattern}|\b(?i:the|this|that|my|your|our|his|her|their) $")
+_VERB = re.compile(
+    r" (?:took|takes?|went|came|left|ran|flew|felt|ha[ds]|have|were|are|did|does|do|will|would|can|could|may|might|"
+    r"must|shall|should|you|we|they|he|she|it|I|so|not|also|just|only|apart|away|before|after|until|[a-z]+ed|[a-z]+ly)\b"
+)
 _NOUN = re.compile(
     r" (?:f/\d|(?!of|or|and|to|in|for|per|an?\b|"
     r"more|less|each|every|is|was|as|at|on|from|by|if|but|with|than|when|that)[a-z]{2}|[A-Z\d]*[A-Z]{2}|Series\b)"
 )
 
 
-def is_attributive(text: str, start: int, end: int) -> bool:
-    """Whether an amount stands between an article and a noun, so that its unit is singular: a five dollar bill."""
-    return _ARTICLE.search(text, max(0, start - 12), start) is not None and _NOUN.match(text, end) is not None
+def is_attributive(text: str, start: int, end: int, *, is_close: bool = False) -> bool:
+    """Whether an amount stands between an article and a noun, so that its unit is singular: a five dollar bill.
+
+    With its unit `is_close`, behind "the" or an owner too: the 50mm lens."""
+    article = _DEFINITE if is_close and not _VERB.match(text, end) else _ARTICLE
+    return article.search(text, max(0, start - 12), start) is not None and _NOUN.match(text, end) is not None
+
+
+_BETWEEN = re.compile(r"\b[Bb]etween $")
+_SECOND = re.compile(r"\s?(?:and|or)\b")
+
+
+def is_between(text: str, found: re.Match[str]) -> bool:
+    """Whether "between" stands before a range, and no second end behind it: its dash is "and"."""
+    return bool(_BETWEEN.search(text, max(0, found.start() - 10), found.start())) and not _SECOND.match(
+        text, found.end()
+    )
 
 
 _ENDS = re.compile(rf"\s*(?:[\"')\]]*\s*)?(?:$|\n|(?:{STARTERS})\b)")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from sonoro.text.english.line import SURE, Candidate, before
 from sonoro.text.english.numbers import cardinal, decade, year
 
-from .common import pieces, whole
+from .common import is_between, pieces, whole
 
 STARTS = ("digit", "sign")
 
@@ -17,7 +17,6 @@ _YEARS = re.compile(
     r"(?P<one>1[1-9]\d\d|10[1-9]\d|20\d\d)\s?(?P<dash>-|–|—|/)\s?(?P<two>\d{4}|\d\d)(?P<s>'?s)?(?![\w%]|[.,]\d|\s?(?:-|–)\d)"
 )
 _SHORT_YEAR = re.compile(r"'(?P<year>0\d)(?![\w'])")
-_BETWEEN = re.compile(r"\b[Bb]etween $")
 _IN_NUMBER = re.compile(r"[\d.,$£€]$")
 _AFTER_THE = re.compile(r"(?i)\b(?:\d0s (?:and|or|to)|the|mid-|early|late|his|her|their|our|my|your|in)\s?$")
 
@@ -38,7 +37,7 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         one, two = found["one"], found["two"]
         later = int(two if len(two) == 4 else one[:2] + two)
         is_joined = found["dash"] != "/" or later == int(one) + 1
-        to = "and" if _BETWEEN.search(before(text, at)) else "to"
+        to = "and" if is_between(text, found) else "to"
         if later > int(one) and later < 2200 and is_joined:
             said = (
                 decade(two)

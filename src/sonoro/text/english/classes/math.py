@@ -33,12 +33,14 @@ _FORMULA = re.compile(rf"[-(]{{0,3}}{_TERM}(?:(?>{_FOLLOWING})){{1,80}}\)?(?![\w
 """A term and what can follow one: each step has one way to match, so a formula that fails at its end fails quickly."""
 
 _PIECES = re.compile(
-    rf"(?<![\d/.])[1-9]\d?/[1-9]\d?(?![\d/.])|{NUMBER}|(?:{NAMES})(?![A-Za-z])|[A-Za-z{LETTERS}]|{_SUPER}|{_SUB}|<=|>=|==|!=|[^\w\s]"
+    rf"(?<![\d/.])[1-9]\d?/[1-9]\d?(?![\d/.])|log(?:10|2|₁₀|₂)(?=\()|{NUMBER}|(?:{NAMES})(?![A-Za-z])|[A-Za-z{LETTERS}]|{_SUPER}|{_SUB}|<=|>=|==|!=|[^\w\s]"
 )
 _POWER = re.compile(
     rf"(?P<base>[A-Za-z]{{1,2}}|[{LETTERS}]|{NUMBER})(?P<power>{_SUPER}|(?:\^|\*\*)-?\d{{1,4}}|\^[A-Za-z](?![A-Za-z]))"
 )
-_CALL = re.compile(rf"(?:{NAMES}|[fghFGHP])\((?:[a-z]|{NUMBER}|[θφ])(?:,\s?(?:[a-z]|{NUMBER})){{0,3}}\)(?![\w])")
+_CALL = re.compile(
+    rf"(?:{NAMES}|log(?:10|2|₁₀|₂)|[fghFGHP])\((?:[a-z]|{NUMBER}|[θφ])(?:,\s?(?:[a-z]|{NUMBER})){{0,3}}\)(?![\w])"
+)
 _STEP = re.compile(
     r"(?=[a-z-]{1,8}\d)[ijkmnxyt](?:-(?:[1-9]\d?|[ijkmnxyt])){1,4}(?![\w-])|[nxyzk]/\d{1,3}(?!\w)|\d{1,3}/[nxyzk](?!\w)"
 )
@@ -51,7 +53,7 @@ _SAID = pairs(
     "+ = plus | - = minus | − = minus | – = minus | * = times | × = times | · = times | / = over | ÷ = divided by | "
     "= = equals | == = equals | < = is less than | > = is greater than | <= = is at most | >= = is at least | "
     "!= = is not equal to | ≠ = is not equal to | ≤ = is at most | ≥ = is at least | ≈ = is about | "
-    "± = plus or minus | √ = the square root of | ! = factorial | ( = , | ) = , | ^ = to the power of"
+    "± = plus or minus | √ = the square root of | ! = factorial | ( = , | ) = , | , = , | ^ = to the power of"
 )
 _DIGITS = {ord(sign): str(n % 10) for n, sign in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹₀₁₂₃₄₅₆₇₈₉")} | {ord("⁻"): "-"}
 _INDEXED = re.compile(rf"(?P<name>[A-Za-z{LETTERS}])(?P<index>{_SUB})(?![\w])")
@@ -115,7 +117,9 @@ def read_formula(written: str, at: int, *, over: str = "over") -> Iterator[Piece
             is_index = False
         elif part in ("2", "3") and written[: found.start()].endswith("^") and not written[found.end() :][:1].isalnum():
             yield Piece("squared" if part == "2" else "cubed", start, end)
-        elif part == "(" and re.search(r"[a-zA-Z]$", written[: found.start()]):
+        elif part[:3] == "log" and part != "log":
+            yield Piece(f"log base {cardinal(part[3:].translate(_DIGITS))}", start, end)
+        elif part == "(" and re.search(r"[a-zA-Z]$|log\S{1,2}$", written[: found.start()]):
             is_call = True
             yield Piece("of", start, end)
         elif part == ")" and is_call:

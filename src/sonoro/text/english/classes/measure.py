@@ -116,7 +116,7 @@ def _measure(text: str, found: re.Match[str]) -> Candidate | None:
     nouns = {"m": _OF_SPORT, "yr": _OF_TIME, "yrs": _OF_TIME, "min": _OF_TIME, "hr": _OF_TIME, "mo": _OF_TIME}.get(
         symbol
     )
-    is_before_noun = is_attributive(text, found.start(), found.end()) or (
+    is_before_noun = is_attributive(text, found.start(), found.end(), is_close=found["gap"] == "") or (
         nouns is not None and not found["dot"] and nouns.match(text, found.end()) is not None
     )
     is_singular = is_one or "-" in found["gap"] or found["per"] == "·" or is_before_noun

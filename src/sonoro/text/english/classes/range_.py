@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterator
 
 from sonoro.text.english.line import LIKELY, POSSIBLE, SURE, Candidate, after, before
-from sonoro.text.english.numbers import decimal, grouped, year
+from sonoro.text.english.numbers import cardinal, decimal, grouped, year
 
-from .common import NUMBER, before_capital, pieces, whole
+from .common import NUMBER, before_capital, is_between, pieces, whole
 from .initialism import spell
 
 STARTS = ("digit", "letter")
@@ -16,6 +16,8 @@ _SPACED = re.compile(rf"(?P<low>{NUMBER})(?P<to>\s(?:-|–|—|--)\s)(?P<high>{N
 _SCALED = re.compile(r"1:(?P<high>\d{1,3}(?:,\d{3}){1,3})(?![\d:]|[.,]\d)")
 _RATIO = re.compile(r"(?P<low>\d{1,4}):(?P<high>\d{1,4})(?::(?P<third>\d{1,4}))?(?![\d:]|[.,]\d)")
 _EDITION = re.compile(r"(?P<low>\d{3,5}):(?P<high>(?:19|20)\d\d)(?![\d:]|[.,]\d)")
+_PART = re.compile(r"(?P<low>\d{3,5})-(?P<part>\d{1,2})(?![\w]|[-.,]\d)")
+_OF_STANDARD = re.compile(r"\b(?:ISO|IEC|EN|BS|DIN|ANSI|ASTM|IEEE|MIL-STD|NIST SP|SP)[ -]$")
 _STANDARD = re.compile(r"\b[A-Z]{2,5}[ -]$")
 _TIMES = re.compile(
     rf"(?P<low>{NUMBER})\s?(?P<by>[x×])\s?(?P<high>{NUMBER})(?:\s?(?P<by2>[x×])\s?(?P<third>{NUMBER}))?(?P<s>s)?(?![\w])"
@@ -31,15 +33,12 @@ _WICKETS = re.compile(
     r"(?:(?P<low>\d{2,3})(?P<to>[/–-])(?P<high>10|\d)|(?P<taken>10|\d)(?P<for>/)(?P<runs>\d{2,3}))"
     r"(?:\s?(?P<declared>dec)\b\.?)?(?![\w/%]|[-–.,]\d)"
 )
-_CRICKET = re.compile(
-    r"\b(?:overs?|wickets?|wkts|all out|not out|declared|chas(?:e[ds]?|ing)|stumps|batsm[ae]n|bowl(?:ed|ing|ers?))\b"
-    r"|\d dec\b"
-)
-_BETWEEN = re.compile(r"\b[Bb]etween $")
+_CRICKET = re.compile(r"\b(?:overs|wickets?|wkts|all out|not out|stumps|batsm[ae]n)\b|\d dec\b")
 _BEFORE_SCORE = re.compile(r"\b[A-Z][a-z.]+ $")
 _IN_FORMULA = re.compile(r"(?:[\w)\]]|[-+*/=×]\s?)\($")
 _COMPARED = re.compile(
-    r" (?:as|more|less|better|worse|EBITDA?|earnings|revenues?|sales|(?!over|under|after|ever|her)[a-z]+er)\b"
+    r" (?:the|its|their|your|daily|weekly|a (?:day|week|month|year)|as|"
+    r"more|less|better|worse|EBITDA?|earnings|revenues?|sales|(?!over|under|after|ever|her)[a-z]+er)\b"
 )
 _IN_NUMBER = re.compile(r"[\d$£€]$|\d[.,/:]$|\w-$")
 
@@ -57,7 +56,7 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     if found := _RANGE.match(text, at):
         is_padded = re.match(r"0\d", found["low"]) or (found["high"][0] == "0" and len(found["high"]) > 1)
         if not is_padded:
-            yield _joined(found, POSSIBLE, "and" if _BETWEEN.search(before(text, at)) else "to")
+            yield _joined(found, POSSIBLE, "and" if is_between(text, found) else "to")
     if found := _SPACED.match(text, at):
         is_rising = float(found["low"].replace(",", "")) < float(found["high"].replace(",", ""))
         is_range = (is_rising or "-" not in found["to"]) and not _IN_FORMULA.search(before(text, at))
@@ -70,6 +69,8 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         yield pieces(found, LIKELY, (f"{decimal(found['low'])} to", "low"), (decimal(found["high"]), "high"), *last)
     if (found := _EDITION.match(text, at)) and _STANDARD.search(before(text, at)):
         yield pieces(found, SURE, (grouped(found["low"]), "low"), (year(found["high"]), "high"))
+    if (found := _PART.match(text, at)) and _OF_STANDARD.search(before(text, at)):
+        yield whole(found, SURE, f"{grouped(found['low'])} dash {cardinal(found['part'])}")
     if (found := _TIMES.match(text, at)) and found["low"] != "0":
         is_screen = _SCREEN.fullmatch(found[0]) is not None
         say = grouped if is_screen else decimal

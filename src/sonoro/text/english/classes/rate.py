@@ -7,6 +7,7 @@ from sonoro.text.english.line import LIKELY, SURE, Candidate, Piece, before
 from sonoro.text.english.numbers import decimal
 
 from .common import NUMBER, pieces, whole
+from .initialism import spell
 from .measure import POWERS
 from .units import unit
 
@@ -16,7 +17,7 @@ _ALONE_PER = re.compile(
     rf"(?P<number>{NUMBER})\s?(?P<per>/)\s?(?P<under>kg|lb|km[23²³]?|mi|m[23²³]|min|hr|h|wk|mo|yr|ml|mL|L|oz|day|hour|minute|second|month|year|week)(?![\w/])"
 )
 _BARE = re.compile(
-    r"(?P<symbol>[A-Za-z]{1,3})/(?P<under>s|h|hr|min|m[23²³]|km[23²³]|dL|mL|L|kg)(?P<power>\^?[23]|[²³])?(?![\w/^])"
+    r"(?P<symbol>[A-Za-z]{1,3})/(?P<under>s|h|hr|min|day|week|m[23²³]|km[23²³]|dL|mL|L|kg)(?P<power>\^?[23]|[²³])?(?![\w/^])"
     r"|(?P<length>km|cm|mm|ft|mi|m)(?P<square>[²³])(?![\w/])"
 )
 _BY = re.compile(r"[x×](?=\s\d)")
@@ -55,7 +56,8 @@ def _bare(found: re.Match[str]) -> str:
     if found["length"]:
         length = unit(found["length"])
         return f"{POWERS[found['square']]} {length[1]}" if length else ""
-    names, under = unit(found["symbol"]), unit(found["under"].rstrip("23²³"))
+    spelled = (spell(found["symbol"]),) * 2 if found["symbol"].isupper() else None
+    names, under = unit(found["symbol"]) or spelled, unit(found["under"].rstrip("23²³"))
     if names is None or under is None:
         return ""
     power = POWERS.get(found["under"][-1], "")

@@ -42,8 +42,10 @@ _MILITARY_TO = re.compile(
 _MILITARY_PAIR = re.compile(
     r"(?P<hour>0\d)(?P<minute>[03]0|[14]5)(?P<to>\s?[-–]\s?)(?P<hour2>[01]\d|2[0-4])(?P<minute2>[03]0|[14]5)(?!\w|[-–.,]\d)"
 )
-_DOTTED_AT = re.compile(r"(?P<hour>1\d|2[0-3]|0?[1-9])\.(?P<minute>[0-5]\d)(?![\w%]|[.,]\d)")
-_TRAVEL = re.compile(r"\b(?:leav(?:es?|ing)|left|depart\w*|arriv\w*|calls|due)(?: [a-z]+){0,2} at $")
+_DOTTED_AT = re.compile(
+    r"(?P<hour>1\d|2[0-3]|0?[1-9])\.(?P<minute>[0-5]\d)(?![\w%]|[.,]\d| (?:per|each|percent|million|billion)\b)"
+)
+_TRAVEL = re.compile(r"\b(?:leav(?:es?|ing)|left|depart\w*|arriv\w*|calls)(?: [a-z]+){0,2} at $")
 _TRAVELS = re.compile(r" (?:trains?|bus|ferry|coach|service|express|(?:to|from) [A-Z][a-z])")
 _NEXT = r"(?:,?\s?(?=\d))?"
 _DURATION = re.compile(
