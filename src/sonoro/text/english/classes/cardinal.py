@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from sonoro.text.english.line import LIKELY, NUMBER, POSSIBLE, SURE, Candidate, before
-from sonoro.text.english.numbers import cardinal, decimal, year
+from sonoro.text.english.numbers import cardinal, decimal, grouped, year
 
 from .common import NUMBER as FORM
 from .common import SCALE, pieces, whole
@@ -18,8 +18,12 @@ _SHORT_SCALE = re.compile(rf"(?P<number>{FORM})(?P<scale>[kM]|\s?(?:bn|tn))(?![\
 _SCALE_RANGE = re.compile(
     rf"(?P<low>{FORM})(?P<scale1>[kMB])?(?P<to>-|–)(?P<number>{FORM})(?P<scale>[kMB]|bn|tn)(?![\w'])"
 )
-_AFTER_RUN = re.compile(r"(?i)\b(?:ran|runs?|running|race|walk)(?: [a-z]+)? $")
+_AFTER_RUN = re.compile(r"(?i)\b(?:ran|runs?|running|race|walk)(?: (?:an?|the|my|his|her|their|first|another))? $")
 _BEFORE_RACE = re.compile(r" (?:race|run|walk|jog)\b")
+_BORE = re.compile(
+    r"\.(?P<bore>\d{2,3})(?:(?P<cal>[ -]cal)\b\.?"
+    r"|(?=[ -](?:calib(?:er|re)|ACP|LR|[Mm]agnum|rifles?|pistols?|revolvers?|handguns?|rounds?|bullets?)\b))"
+)
 _SCALES = {"k": "thousand", "m": "million", "b": "billion", "bn": "billion", "tn": "trillion"}
 _SCIENTIFIC = re.compile(r"(\d+(?:\.\d+)?)(?:[eE]([+-]?)(\d{1,3})|\s?(?:[x×*]|·)\s?10\^(-?)(\d{1,3}))(?![\w-])")
 _SPACED = re.compile(r"[1-9]\d{0,2}(?: \d{3}){0,3} 000(?![\w]| ?\d)")
@@ -64,6 +68,8 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         if is_written and not _IN_TOKEN.search(before(text, at, 1)):
             minus = "minus " * (sign == "-")
             yield whole(found, SURE, f"{decimal(found[1])} times ten to the power of {minus}{cardinal(power)}")
+    if (found := _BORE.match(text, at)) and not _IN_TOKEN.search(before(text, at, 1)):
+        yield pieces(found, SURE / 2, (grouped(found["bore"]), "bore"), ("cal" * bool(found["cal"]), "cal"))
     if found := _SPACED.match(text, at):
         yield whole(found, LIKELY, cardinal(found[0].replace(" ", "")))
     if (found := _GROUPED.match(text, at)) and not _IN_NUMBER.search(before(text, at, 1)):

@@ -21,12 +21,15 @@ _SPELLED = re.compile(
     \.? [:#\ ]* (?:is[ ]|was[ ])? \#? $"""
 )
 _COUNTED = re.compile(r" (?:lines|words|characters|bytes|pages|people|times)\b")
-_CALL = re.compile(r"(?i)\b(?:call|calls|called|calling|dial|dialed|ring|phone|text|calls? to)\s$")
+_CALL = re.compile(
+    r"(?i)\b(?:call|calls|called|calling|dial|dialed|ring|phone|text|calls? to)\s(?:\d{3}(?:,|,? or)\s)*$"
+)
 _TEXTED = re.compile(r"(?i)\btext\s$")
 _CALLED = re.compile(r" (?:calls?|callers?|operators?|dispatch(?:ers?)?|centers?|emergency|hotline|lifeline)\b")
 _PAIRED = re.compile(
     r"(?i)\b(?:room|rooms|suite|apartment|apt\.?|flight|flights|route|highway|hwy\.?|interstate|bus|gate|channel|boeing|airbus|"
     r"form|office|xbox|levi'?s|fahrenheit|amtrak|tram|train|port|error|status|locker|unit|peugeot|porsche|building)\s#?$"
+    r"|\bport is $"
 )
 _NAMED = re.compile(r"(?<![\w.$£€&-])(?!(?:AD|BC|CE|USD|EUR|GBP|CHF|JPY|ISBN|FY) )[A-Z]{2,5}\s$")
 """Capitals before a number that names a model, a standard, a flight."""

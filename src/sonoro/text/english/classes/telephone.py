@@ -7,8 +7,9 @@ from sonoro.text.english.line import SURE, Candidate, Piece, before
 from sonoro.text.english.numbers import digits
 
 from .common import pieces, whole
+from .initialism import spell
 
-STARTS = ("digit", "sign")
+STARTS = ("digit", "sign", "letter")
 
 _FORMS = (
     re.compile(r"\+\d{1,3}(?:[ .()-]{0,2}\d){6,14}(?![\d])"),
@@ -21,6 +22,12 @@ _FORMS = (
     re.compile(r"\(0\d{2,4}\)[ -]?\d{3,4}[ -]?\d{3,4}(?![\d-])"),
     re.compile(r"0\d{2,4}[ -]\d{3,4}[ -]?\d{3,4}(?![\d-])"),
 )
+_LETTERS = re.compile(
+    r"(?:[A-Z]{2}\d\d(?: [A-Z\d]{4}){3,7}(?: [A-Z\d]{1,3})?|[A-Z]{2} ?\d\d \d\d \d\d ?[A-D]"
+    r"|1Z(?: [A-Z\d]{2,4}){4,6})(?!\w)"
+)
+"""An IBAN, a British national insurance number, a parcel's number."""
+
 _LETTERED = re.compile(r"1-8\d\d-(?=[\d-]{0,12}[A-Z])[A-Z\d]{1,12}(?:-[A-Z\d]{1,12}){0,4}(?![\w-])")
 _ADDRESS = re.compile(r"(?:\d{1,3}\.){3}\d{1,3}(?::(?P<port>\d{1,5}))?(?P<mask>/\d{1,2})?(?!\w|\.\d)")
 _EXTENSION = re.compile(r",?\s?(?P<word>x|[Ee]xt\.?)\s?(?P<number>\d{1,6})\b")
@@ -35,7 +42,9 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         yield whole(found, SURE, _ip(found))
     if found := _LETTERED.match(text, at):
         yield _grouped(found, _spoken)
-    for form in _FORMS:
+    if found := _LETTERS.match(text, at):
+        yield _grouped(found, lambda group: digits(group) if group.isdecimal() else spell(group))
+    for form in () if before(text, at, 4) == "ISO " else _FORMS:
         if (found := form.match(text, at)) and found[0][-1] != "(":
             made = _grouped(found, digits)
             extension = _EXTENSION.match(text, made.end)
