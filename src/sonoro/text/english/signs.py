@@ -27,6 +27,9 @@ _LABEL = re.compile(rf"(?i)\b(?:room|{NUMBERED}) $")
 _KEY = re.compile(r"\b(?:Ctrl|Control|Cmd|Command|Alt|AltGr|Shift|Opt|Option|Win|Fn|CTRL|CMD|ALT|SHIFT) ?$")
 """A key that is held while the one behind a plus is pressed."""
 
+_DIALLED = re.compile(r"\b(?:[Pp]ress|[Hh]it|[Dd]ial|[Ee]nter)\b[^.;:!?]* (?:(?:or|and|then|the|by) )?$")
+"""Before a key of a telephone."""
+
 _OF_ABOUT = re.compile(r"\b(?:is|are|was|were|be|takes?|took|in|at|of|for|by|to|with|from|than|lasts?) $")
 _CURRENCIES = ("$", "€", "£")
 _SILENT = frozenset("†‡\"'*_~^\\#←⇐‑¿¡⁻")
@@ -55,14 +58,13 @@ def read_sign(text: str, start: int, end: int) -> str | None:
         return ","
     if sign == "+" and length == 2:
         return "plus plus"
-    if sign == "©" and before(text, start, 10).endswith("opyright "):
+    is_known = sign == "©" and before(text, start, 10).endswith("opyright ")
+    if is_known or (sign == "°" and not (left.isdecimal() or left.isspace())):
         return ""
     if sign == "≈" and _OF_ABOUT.search(before(text, start)):
         return "about"
     if sign == "~" and (right.isdecimal() or right in _CURRENCIES):
         return "about"
-    if sign in "°" and not (left.isdecimal() or left.isspace()):
-        return ""
     if sign in _NAMED:
         return (
             _NAMED[sign]
@@ -73,6 +75,8 @@ def read_sign(text: str, start: int, end: int) -> str | None:
         return "number"
     if sign == "#" and right and not right.isspace():
         return "hash" if left.isalnum() or not right.isalnum() else "number" if right.isdecimal() else "hashtag"
+    if sign in "*#" and length == 1 and _DIALLED.search(before(text, start, 80)) and (not right or right in " .,;)"):
+        return "star" if sign == "*" else "hash"
     if sign in "*%" and length == 1 and _BETWEEN.match(text, max(0, start - 2), end + 3):
         return "times" if sign == "*" else "mod"
     if sign in _SILENT:

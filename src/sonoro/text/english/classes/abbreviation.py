@@ -22,7 +22,7 @@ _TITLES = pairs(
     "Rep = Representative | Maj = Major | Cpl = Corporal | Cmdr = Commander | Adm = Admiral | Hon = Honorable | "
     "Messrs = Messieurs | Mt = Mount | Ft = Fort | Fr = Father | Pres = President | St = Saint | "
     "Supt = Superintendent | Det = Detective | Insp = Inspector | Mme = Madame | Mlle = Mademoiselle | "
-    "Mssrs = Messieurs | Atty = Attorney | Attys = Attorneys"
+    "Mssrs = Messieurs | Sts = Saints | Pvt = Private | Atty = Attorney | Attys = Attorneys"
 )
 _TITLES |= {
     word.upper(): _TITLES[word] for word in ("Mr", "Mrs", "Dr", "St", "Mt", "Rev", "Capt", "Col", "Prof", "Gen")
@@ -43,7 +43,8 @@ _DOTTED = pairs(
     "Wed = Wednesday | Thu = Thursday | Thurs = Thursday | Fri = Friday | cf = compare | viz = namely | ibid = ibid | "
     "Ave = Avenue | Blvd = Boulevard | Rd = Road | Ln = Lane | Hwy = Highway | Pkwy = Parkway | Sq = Square | "
     "Expy = Expressway | acct = account | Weds = Wednesday | qty = quantity | agg = aggregate | p.a = per annum | "
-    "asst = assistant | mgr = manager | attn = attention | yr = year | wk = week | hr = hour"
+    "asst = assistant | mgr = manager | attn = attention | yr = year | wk = week | hr = hour | rm = room | "
+    "Ret = retired"
 )
 _DOTTED = {word.capitalize(): said.capitalize() for word, said in _DOTTED.items() if word.islower()} | _DOTTED
 """Expanded if a dot follows, which ends a sentence only before a usual first word."""
@@ -86,7 +87,7 @@ _WORDS |= pairs(
 _WORD = re.compile(
     "(?:" + "|".join(re.escape(word) for word in sorted(_WORDS, key=len, reverse=True)) + r")(?![\w/])(?P<comma>,?)"
 )
-_TITLE = re.compile(rf"(?P<word>{'|'.join(_TITLES)})(?P<dot>\.?)(?=\s(?:[A-Z]|& |and [A-Z]))")
+_TITLE = re.compile(rf"(?P<word>{'|'.join(_TITLES)})(?P<dot>\.?)(?=\s(?:[A-Z]|& |and [A-Z]|1st Class))")
 _TITLE_ALONE = re.compile(
     r"(?P<word>Mr|Mrs|Ms|Dr|Prof|MR|MRS|DR|(?:Rev|Capt|Gen|Sgt|Lt|Col|Gov|Sen|Rep|Maj|Cpl|Cmdr|Adm|Pres|Supt|Det|Insp|Attys?)"
     r"(?=\.,? (?!ed\b|of\b)[a-z]|\.'s|\.\s*$))\."
@@ -94,6 +95,7 @@ _TITLE_ALONE = re.compile(
 _BEHIND_NTH = re.compile(r"(?P<word>[Ff]l|c|ed)\.(?!\w)")
 _AFTER_DAY = re.compile(r"\b(?:Mon|Tues?|Wed|Thu|Thurs|Fri|Sat)(?:\.,?|,)?(?: (?:and|or|to|through|&))? $")
 _LABEL_NUMBER = re.compile(r"(?P<word>[Nn]o)\.(?!\s?\d)")
+_LETTERED = re.compile(r"(?P<word>(?i:apt|ste|rm|fig|tbl)|App)\.(?= [A-Z](?![\w']))")
 _LABELLED = re.compile(rf"(?i)\b(?:{NUMBERED}) $")
 _BEHIND = (
     (_BEHIND_NTH, re.compile(r"\d(?:st|nd|rd|th) $"), {"fl": "Floor", "c": "century", "ed": "edition"}),
@@ -105,6 +107,11 @@ _BEHIND = (
         {"del": "Delete", "ins": "Insert"},
     ),
     (_LABEL_NUMBER, _LABELLED, {"no": "number"}),
+    (
+        re.compile(r"(?P<word>[Nn]o)\.(?= of\b)"),
+        re.compile(r"(?:^|[,;:.(] ?|\b(?:[Tt]he|[Aa]|total|max\.|min\.) )$"),
+        {"no": "number"},
+    ),
 )
 """Forms that are read by what stands before them: the form, what is before it, and what is said for its word."""
 
@@ -148,8 +155,12 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         yield _said(found, found["word"], _TITLES[found["word"]], "")
     for form, context_before, words in _BEHIND:
         if (found := form.match(text, at)) and context_before.search(before(text, at)):
+            said = words[found["word"].lower()]
             mark = "." * (found[0].endswith(".") and ends_sentence(text, found.end()))
-            yield _said(found, found["word"], words[found["word"].lower()], mark)
+            yield _said(found, found["word"], said.capitalize() if found["word"] == "No" else said, mark)
+    if found := _LETTERED.match(text, at):
+        said = _BEFORE_NUMBER[found["word"].lower()]
+        yield _said(found, found["word"], said.capitalize() if found["word"][0].isupper() else said, "")
     if (found := _FEATURING.match(text, at)) and _NAMED.search(before(text, at)):
         yield _said(found, found["word"], "featuring", "")
     if found := _PLURAL.match(text, at):

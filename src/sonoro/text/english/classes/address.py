@@ -28,8 +28,13 @@ _STREET = re.compile(
 )
 _AFTER_NAME = re.compile(rf"(?P<kind>{_KINDS})(?![A-Za-z])(?P<dot>\.)?")
 _NAME_BEFORE = re.compile(r"\b(?:[A-Z][a-z']*|Jr\.|[A-Z]\.|\d+(?:st|nd|rd|th))\s$")
-_COMMON_BEFORE = re.compile(rf"\b(?:{STARTERS}|And|Of|In|Great|Old|Little|Good|Dear|Holy)\s$")
+_COMMON_BEFORE = re.compile(
+    rf"\b(?:{STARTERS}|And|Of|In|Great|Old|Little|Good|Dear|Holy|Pope|Bishop|Mount|Port|Fort|Blessed)\s$"
+)
 """Words before the St. of a saint rather than of a street: How St. Piran came."""
+
+_EAST, _CITY = re.compile(r"\b(?:East|West|North|South|Downtown)\s$"), re.compile(r"\.? (?:Louis|Paul|Petersburg)\b")
+"""What stands around the St. of a city's part: East St. Louis."""
 
 _SIDE = re.compile(r"(?P<side>[NSEW])\.?(?=\s\d{1,3}(?:st|nd|rd|th)\s(?:St|Ave|Street|Avenue)\b)")
 _SIDE_NAME = re.compile(
@@ -153,6 +158,8 @@ def _street(text: str, found: re.Match[str]) -> Candidate:
 
 def _is_street(text: str, found: re.Match[str]) -> bool:
     if found["kind"] in ("St", "Dr", "Ct", "Pl", "Ter", "Cir", "Sq"):
+        if found["kind"] == "St" and _EAST.search(before(text, found.start())) and _CITY.match(text, found.end()):
+            return False
         if found["kind"] in ("St", "Dr") and _COMMON_BEFORE.search(before(text, found.start())):
             return False
         follows = after(text, found.end())

@@ -14,6 +14,7 @@ _DOTTED = re.compile(r"(?:[A-Za-z]\.){2,8}(?P<last>[A-Z](?![\w]))?(?P<s>'?s\b)?"
 _CAPITALS = re.compile(r"(?P<letters>[A-Z]{2,6})(?P<s>'?s)?(?![\w])")
 _INITIAL = re.compile(r"[A-Z]\.(?=\s[A-Z])")
 _DEGREE = re.compile(r"(?:Ph\.? ?D|M\.? ?Sc|B\.? ?Sc|M\.? ?D|Ed\.? ?D|LL\. ?[BMD])\.?(?P<s>s)?(?![A-Za-z])\.?")
+_DICTATED = re.compile(r"(?:[A-Z]-){2,}[A-Z](?![\w'-])|(?:[a-z]-){2,}[a-z](?![\w'-])")
 _SHARP = re.compile(r"[A-G]#(?![\w])")
 _GRADE = re.compile(
     r"(?P<grade>A{1,3}|B{1,3}|C{1,3}|D|E|F)"
@@ -40,7 +41,7 @@ _SAID = listed(
 """Words of two or three letters that are said even in capitals."""
 
 _LABELLED = re.compile(r"A(?![\w'&+#.-])")
-_BEHIND_LABEL = re.compile(rf"\b{LABELS} $")
+_BEHIND_LABEL = re.compile(rf"\b(?:{LABELS}|(?:(?i:apt|ste|rm|fig|bldg)|App)\.) $")
 _SMALL = listed(
     "omg brb ttyl idk imo imho tbh btw fyi wtf smh ikr lmk lmao afk irl diy asap rsvp faq url pdf html css xml "
     "usb vpn gps cpu gpu tv dvd dna rna hiv sms http https ftp api sdk ceo cfo ngo suv atm"
@@ -60,7 +61,7 @@ _ONSET = re.compile(
 _NO_CLAUSE = re.compile(r"[^\w' ]")
 _TEST = re.compile(r" (?:scores?|prep|tests?|exams?)\b")
 _SHOUTED = re.compile(r"\s[A-Z]{2}")
-_AFTER_LABEL = re.compile(rf"\b(?:{LABELS}|[a-z]+) $")
+_AFTER_WORD = re.compile(r"\b[a-z]+ $")
 _AFTER_JOINT = re.compile(r"(?:^|[^A-Z] )(?:and|or|but|by|with|to|from|for|that|when|said|says) $")
 _IN_WORD = re.compile(r"[\w'&]$")
 _AFTER_CAPITALS = re.compile(r"[A-Z]{2}\s$")
@@ -88,6 +89,8 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     if found := _GRADE.match(text, at):
         sign = ("plus" if found["sign"] == "+" else "minus") + "es" * bool(found["s"])
         yield pieces(found, SURE, (spell(found["grade"]), "grade"), (sign, "sign"))
+    if (found := _DICTATED.match(text, at)) and len(set(found[0])) > 2:
+        yield whole(found, SURE / 2, spell(found[0]))
     if found := _SHARP.match(text, at):
         yield whole(found, SURE, f"{found[0][0]} sharp")
     if found := _AND.match(text, at):
@@ -118,7 +121,7 @@ def _is_initial(text: str, found: re.Match[str]) -> bool:
     context = before(text, found.start())
     if _AFTER_JOINT.search(context):
         return not ends_sentence(text, found.end())
-    return not _AFTER_LABEL.search(context)
+    return not (_AFTER_WORD.search(context) or _BEHIND_LABEL.search(context))
 
 
 def _is_word(text: str, found: re.Match[str]) -> bool:

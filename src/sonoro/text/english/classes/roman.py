@@ -41,7 +41,7 @@ _COUNTED = re.compile(rf"\b(?:(?i:{_NUMBERED})s?)\s(?:{_NUMERAL}(?:, (?:and |or 
 _ANY_NAME = re.compile(r"\b[A-Z][a-z]+\s$")
 _CLEAR = re.compile(r"III?|VIII?|IX|XI{1,3}|XI?V|XVI{1,3}|XIX|XXI{1,3}|XXI?V|XXVI{1,3}|XXIX|IV|VI")
 _I_ENDS = re.compile(
-    r"\s*(?:[.,;:!?)\]-]|$|'s\b)|\s(?:of|and|or|to|in|is|was|the|had|has|by|from|died|ruled|reigned)\b"
+    r"\s*(?:[.,;:!?)\]-]|$|'s\b)|\s(?:of|and|or|to|in|is|was|the|had|has|by|from|died|ruled|reigned|errors?|diabetes)\b"
 )
 WORDS = listed("ii iii iv vi vii viii ix xi xii xiii xiv xv xvi xvii xviii xix xx xxi xxx xl lx xc ci cx cc ll")
 _JOINED = re.compile(r"[\w'.&-]$")
