@@ -3,7 +3,7 @@
 MONTHS = "January February March April May June July August September October November December".split()  # noqa: SIM905
 NUMBERED = (
     r"account|acct\.?|batch|case|catalogu?e|contract|flight|invoice|item|licen[cs]e|lot|model|order|part|passport|patent|"
-    r"phone|policy|ref\.?|reference|registration|serial|ticket|tracking"
+    r"phone|policy|ref\.?|reference|registration|serial|ticket|tracking|vat"
 )
 """What a number is of, in an expression."""
 

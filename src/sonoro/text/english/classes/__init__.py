@@ -18,6 +18,6 @@ WORDS = frozenset(
     for module in CLASSES
     if "WORDS" in vars(module)
     for word in module.WORDS
-    for form in (word.lower(), word.capitalize())
+    for form in (word, word.lower(), word.capitalize())
 )
 """Words of letters alone that a class may begin with when white space or a mark follows; all others are plain."""

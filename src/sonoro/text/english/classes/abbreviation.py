@@ -73,7 +73,7 @@ _WORDS = pairs(
     "S/N = serial number | P/N = part number | y/y = year on year | q/q = quarter on quarter | "
     "YoY = Y O Y | QoQ = Q O Q | MoM = M O M | P/E = P E | wkts = wickets | pts = points | "
     "I/O = I O | A/B = ay B | AC/DC = ay C D C | TCP/IP = T C P I P | ISO/IEC = I S O I E C | PCIe = P C I e | "
-    "NVMe = N V M e | Mbps = megabits per second | Gbps = gigabits per second | "
+    "M.2 = M dot two | NVMe = N V M e | Mbps = megabits per second | Gbps = gigabits per second | "
     "mmHg = millimeters of mercury | wks = weeks | NE = northeast | NW = northwest | SE = southeast | SW = southwest"
 )
 _CHAT = pairs(

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from sonoro.text.english.line import LIKELY, NUMBER, POSSIBLE, SURE, Candidate, before
-from sonoro.text.english.numbers import cardinal, decimal, grouped, year
+from sonoro.text.english.numbers import cardinal, decimal, digits, grouped, year
 
 from .common import NUMBER as FORM
 from .common import SCALE, pieces, whole
@@ -100,7 +100,9 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         and not _COUNTED.match(text, found.end())
     ):
         yield whole(found, NUMBER - 1, year(number))
-    said = decimal(number)
+    # Ten digits without commas, a unit or a round end are a telephone or an article's number.
+    is_code = len(number) > 9 and number.isdecimal() and not number.endswith("000")
+    said = digits(number) if is_code else decimal(number)
     if number in _ROUND and not minus_sign and _AFTER_A.search(before(text, at, 3)):
         said = said.removeprefix("one ")
     yield pieces(found, NUMBER, *minus_sign, (said, "number"))

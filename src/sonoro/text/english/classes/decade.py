@@ -17,7 +17,7 @@ _YEARS = re.compile(
     r"(?P<one>1[1-9]\d\d|10[1-9]\d|20\d\d)\s?(?P<dash>-|–|—|/)\s?(?P<two>\d{4}|\d\d)(?P<s>'?s)?(?![\w%]|[.,]\d|\s?(?:-|–)\d)"
 )
 _SHORT_YEAR = re.compile(r"'(?P<year>0\d)(?![\w'])")
-_IN_NUMBER = re.compile(r"[\d.,$£€]$")
+_IN_NUMBER = re.compile(r"[\d$£€]$|\d[.,]$")
 _AFTER_THE = re.compile(r"(?i)\b(?:\d0s (?:and|or|to)|the|mid-|early|late|his|her|their|our|my|your|in)\s?$")
 
 

@@ -60,6 +60,8 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         yield whole(found, cost, f"{cardinal(top)} of {cardinal(bottom)}")
     elif found["th"] and int(bottom) > 100:
         yield whole(found, cost, f"{cardinal(top)} {ordinal(bottom)}{'s' * (top != '1')}")
+    elif int(top) + int(bottom) == 100 and top > bottom and top.endswith("0"):
+        yield whole(found, cost, f"{cardinal(top)} {cardinal(bottom)}")
     elif int(top) > int(bottom) > 20 and not found["th"]:
         yield whole(found, cost, f"{grouped(top)} over {grouped(bottom)}")
     else:

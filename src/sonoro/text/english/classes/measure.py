@@ -53,12 +53,16 @@ _SECONDS = re.compile(
 )
 _TEN_SECONDS = re.compile(r"(?<!the )\b10s$")
 POWERS = {"²": "square", "2": "square", "³": "cubic", "3": "cubic"}
-_OF_RATE = re.compile(r"(?i)\b(?:rates?|yields?|spreads?|hikes?|cuts?|fed|bonds?|curve|points?)\b[^.;]*$|\bby $")
+_OF_RATE = re.compile(
+    r"(?i)\b(?:rates?|yields?|spreads?|hikes?|cuts?|fed|bonds?|curve|margins?|coupon|premium|points?)\b"
+    r"[^.;]*$|\bby $"
+)
 _OF_TIME = re.compile(
     r" (?:plan|contract|warranty|term|period|loan|mortgage|delay|drive|walk|ride|break|run|wait|fixed)\b"
 )
 _OF_SPORT = re.compile(r" (?:dash|sprint|relay|race|hurdles|freestyle|backstroke|breaststroke|butterfly|swim)\b")
-_SLASH = re.compile(rf"\s?/\s?(?={NUMBER}\s?[A-Za-z°])")
+_JOINT = re.compile(rf"(?:\s?/\s?|[-–])(?={NUMBER}\s?[A-Za-zμΩ°])")
+_PER_TIME = re.compile(r"(?P<per>/)(?P<time>day|d|hr?|min|wk)(?!\w)")
 _SHORT_WORDS = listed("in a at as am pm do me us to or by no it is be we he bar mil mo ha pt cal sec")
 
 
@@ -74,9 +78,13 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         yield pieces(found, SURE, (decimal(found["number"]), "number"), ("stone", "symbol"))
     if made := _first(text, at):
         yield made
-        # Before a second measure a slash is not spoken: 5V/2A, 350°F / 180°C.
-        if (slash := _SLASH.match(text, made.end)) and _first(text, slash.end()):
-            yield Candidate(slash.end(), made.cost, (*made.pieces, Piece(",", *slash.span())))
+        # Before a second measure a slash is not spoken: 5V/2A, 350°F / 180°C; a dash is "to": 20Hz-20kHz.
+        if (joint := _JOINT.match(text, made.end)) and _first(text, joint.end()):
+            said = "," if "/" in joint[0] else "to"
+            yield Candidate(joint.end(), made.cost, (*made.pieces, Piece(said, *joint.span())))
+        if (time := _PER_TIME.match(text, made.end)) and (names := unit(time["time"]) or ("day", "days")):
+            more = pieces(time, 0.0, ("per", "per"), (names[0], "time")).pieces
+            yield Candidate(time.end(), made.cost, (*made.pieces, *more))
 
 
 def _first(text: str, at: int) -> Candidate | None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from sonoro.text.english.line import LIKELY, SURE, Candidate, Piece, before
 from sonoro.text.english.numbers import decimal
+from sonoro.text.english.tables import listed
 
 from .common import NUMBER, pieces, whole
 from .initialism import spell
@@ -21,7 +22,12 @@ _BARE = re.compile(
     r"|(?P<length>km|cm|mm|ft|mi|m)(?P<square>[²³])(?![\w/])"
 )
 _BY = re.compile(r"[x×](?=\s\d)")
-_AFTER_LENGTH = re.compile(r"\d\s?(?:mm|cm|m|km|in|ft|yd)\.?\s$")
+_AFTER_LENGTH = re.compile(r"\d(?:\s?(?:mm|cm|m|km|in|ft|yd)\.?|['\"])\s$")
+WORDS = listed("km cm mm m kg mg g s ms L mL J kJ N kN W kW V Hz kHz MHz GHz kPa MPa eV keV MeV mol")
+"""Units that may follow a formula or a power of ten."""
+
+_ALONE = re.compile(rf"(?:{'|'.join(sorted(WORDS, key=len, reverse=True))})(?![\w/'-])")
+_AFTER_FORMULA = re.compile(r"(?:\b[A-Za-z]{1,2} ?= ?-?[\d.,]*\d|10\^-?\d{1,3}|10[⁻⁰-⁹¹²³]{1,4})\s$")
 _RATE = re.compile(r"(?P<things>[a-z]{2,12})(?P<per>/)(?P<under>s|sec|min|h|hr|day|week|month|year)(?!\w)")
 _JOINED = re.compile(r"[\w/]$")
 _IN_NUMBER = re.compile(r"[\d$£€#]$|\d[.,]$")
@@ -37,6 +43,8 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         yield Candidate(at + 1, SURE / 2, (Piece("by", at, at + 1),))
     if _JOINED.search(context):
         return
+    if (found := _ALONE.match(text, at)) and _AFTER_FORMULA.search(before(text, at)) and (names := unit(found[0])):
+        yield whole(found, SURE / 2, names[1])
     if (found := _BARE.match(text, at)) and (said := _bare(found)):
         yield whole(found, SURE / 2, said)
     if (found := _RATE.match(text, at)) and (found["things"][3:].endswith("s") or context[:1].isdecimal()):

@@ -24,9 +24,9 @@ _FORMS = (
 )
 _LETTERS = re.compile(
     r"(?:[A-Z]{2}\d\d(?: [A-Z\d]{4}){3,7}(?: [A-Z\d]{1,3})?|[A-Z]{2} ?\d\d \d\d \d\d ?[A-D]"
-    r"|1Z(?: [A-Z\d]{2,4}){4,6})(?!\w)"
+    r"|GB \d{3} \d{4} \d\d|1Z(?: [A-Z\d]{2,4}){4,6})(?!\w)"
 )
-"""An IBAN, a British national insurance number, a parcel's number."""
+"""An IBAN, a British national insurance or VAT number, a parcel's number."""
 
 _LETTERED = re.compile(r"1-8\d\d-(?=[\d-]{0,12}[A-Z])[A-Z\d]{1,12}(?:-[A-Z\d]{1,12}){0,4}(?![\w-])")
 _ADDRESS = re.compile(r"(?:\d{1,3}\.){3}\d{1,3}(?::(?P<port>\d{1,5}))?(?P<mask>/\d{1,2})?(?!\w|\.\d)")

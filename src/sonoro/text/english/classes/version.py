@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from sonoro.text.english.line import LIKELY, SURE, Candidate, before
-from sonoro.text.english.numbers import cardinal, digits
+from sonoro.text.english.numbers import cardinal, digits, year
 
 from .common import whole
 from .initialism import spell
@@ -22,6 +22,7 @@ _NAMED = re.compile(
 _WIRELESS = re.compile(r"802\.(?P<part>\d{1,2})(?P<letters>[a-z]{1,2})(?!\w|\.\d)")
 """The IEEE's standards."""
 
+_YEAR = re.compile(r"20[1-4]\d$")
 _JOINED = re.compile(r"[\w.,$£€/-]$")
 
 
@@ -30,7 +31,8 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     if _JOINED.search(context):
         return
     if found := _DOTTED.match(text, at):
-        yield whole(found, LIKELY, _said(found["number"]) + _stage(found))
+        cost = SURE / 2 if _NAMED.search(context) else LIKELY
+        yield whole(found, cost, _said(found["number"]) + _stage(found))
     if found := _LETTER.match(text, at):
         yield whole(found, SURE, f"version {_said(found['number'])}{_stage(found)}")
     if found := _WIRELESS.match(text, at):
@@ -41,7 +43,8 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
 
 def _said(number: str) -> str:
     return " point ".join(
-        digits(part) if part[0] == "0" and len(part) > 1 else cardinal(part) for part in number.split(".")
+        digits(part) if part[0] == "0" and len(part) > 1 else year(part) if _YEAR.match(part) else cardinal(part)
+        for part in number.split(".")
     )
 
 
