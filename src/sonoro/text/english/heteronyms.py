@@ -15,8 +15,7 @@ _ADVERB = (
 )
 _AUXILIARY = (
     "will|would|can|could|should|must|may|might|shall|do|does|did|don't|doesn't|didn't|won't|can't|cannot|couldn't|"
-    "wouldn't|"
-    "shouldn't|mustn't|let's|let us|let me|please"
+    "wouldn't|shouldn't|mustn't|had better|'d better|let's|let us|let me|please"
 )
 _PERSONS = (
     "I|you|we|they|who|people|men|women|children|everyone|I'll|you'll|we'll|they'll|he'll|she'll|it'll|I'd|you'd|"
@@ -99,10 +98,10 @@ _RULES: dict[str, tuple[_Rule, ...]] = {
     "lead": (
         _Rule("metal", "", r" (?:pipes?|paint|poisoning|acid|pencils?|levels?|ore|bullets?|shot|weights?|mines?|"
             r"batter(?:y|ies)|aprons?|crystal|glass|lined|free|based|sheets?|sheeting|flashing|roofs?|contamination|"
-            r"exposure|solder|content)\b"),
+            r"exposure|solder|content|balloons?)\b"),
         _Rule("metal", r"\b(?:made of|made from|heavy as|contains?|containing|contained|molten|liquid|pounds of|"
             r"tons of|traces of|amounts? of|like|copper and|zinc and|iron and|tin and|silver and|gold and|"
-            r"mercury and|arsenic and) $"),
+            r"mercury and|arsenic and|covered in|covered with|lined with|coated in|coated with) $"),
         _Rule("metal", r"\b(?:metals?|pencils?)\b[^.]* $"),
         _Rule("metal", "", r"[^.]*\b(?:metals?|unleaded)\b"),
         _Rule("metal", "", r" (?:is|was) (?:toxic|poisonous|soft|dense|heavier|denser|harmful)\b"),
@@ -115,7 +114,8 @@ _RULES: dict[str, tuple[_Rule, ...]] = {
             r"online)\b|[.,]|$)"),
         _Rule("adjective", "", r" (?:music|shows?|broadcasts?|streams?|streaming|audiences?|performances?|concerts?|"
             r"coverage|events?|television|t v|wires?|bait|ammunition|updates?|chat|data|videos?|recordings?|albums?|"
-            r"animals?|action|feeds?|demos?|bands?|sports?|radio|birds?|from|on (?:air|stage|radio|television|"
+            r"animals?|action|feeds?|demos?|bands?|sports?|radio|birds?|theat(?:re|er)|comedy|gigs?|tours?|footage|"
+            r"sessions?|podcasts?|from|on (?:air|stage|radio|television|"
             r"t v))\b"),
         _Rule("adjective", rf"(?:{_BE}|\b(?:go|goes|went|gone|going|come|comes|came|broadcast|streamed|streaming|"
             rf"recorded|performed|performing|shown|played|playing|sing|sings|sang|report|"
@@ -130,7 +130,7 @@ _RULES: dict[str, tuple[_Rule, ...]] = {
     "tear": (
         _Rule("drop", "", r" (?:gas|drops?|ducts?|stain(?:s|ed)?|rolled|fell|ran|slid|trickled)\b"),
         _Rule("rip", rf"{_VERB}"),
-        _Rule("rip", "", r" (?:up|apart|down|off|out|open|it|them|along|through|into|away|at)\b"),
+        _Rule("rip", "", r" (?:up|apart|down|off|out|open|here|it|them|along|through|into|away|at)\b"),
         _Rule("rip", _START, _OBJECT),
         _Rule("rip", r"\b(?:wear and|muscle|ligament|tendon|a small|a big|a large|a long|a slight|a huge) $"),
         _Rule("rip", "", r" in (?:the|my|his|her|its|your|our|their|a) (?!eyes?\b|corner)[a-z]"),
@@ -201,6 +201,7 @@ _RULES: dict[str, tuple[_Rule, ...]] = {
     ),
     "present": (
         _Rule("gift", r"\b(?:past|from past) to $"),
+        _Rule("gift", r"\b(?:everyone|everybody|anyone|nobody|no one) $", rf"(?!{_OBJECT})"),
         _Rule("gift", _NOUN),
         *_verb("verb", r" (?:the|a|an|your|my|his|her|its|our|their|it|them|this|that|these|some|[a-z]+s)\b"),
     ),
