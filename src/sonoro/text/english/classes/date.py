@@ -42,6 +42,11 @@ _BACKWARD = re.compile(
 )
 _MONTH_DAY = r"(?P<one>1[0-2]|0?[1-9])/(?P<two>0?[1-9]|[12]\d|3[01])"
 _SHORT_DATE = re.compile(rf"{_MONTH_DAY}(?![\d/])")
+_DAY_MONTH = re.compile(r"(?P<one>1[3-9]|2\d|3[01])/(?P<two>1[0-2]|0?[1-9])(?![\w/\"]|[.,]\d)")
+_BEFORE_DATE = re.compile(
+    r"(?i)\b(?:on|by|until|since|before|after|due|dated|expires|through|deadline:?|ends|starts|begins|"
+    r"(?:mon|tues?|tu|wed|thurs?|thu|fri|sat|sun)(?:day)?\.?,?) \(?$"
+)
 _SHORT_DATES = re.compile(
     rf"{_MONTH_DAY}(?P<to>\s?[-–]\s?)(?P<one2>1[0-2]|0?[1-9])/(?P<two2>0?[1-9]|[12]\d|3[01])(?![\w/\"]|[-.,]\d)"
 )
@@ -140,12 +145,12 @@ def _in_digits(text: str, at: int) -> Iterator[Candidate]:
         yield pieces(found, LIKELY, (first, "one"), ("to", "to"), (last, "one2"))
     if found := _BACKWARD.match(text, at):
         yield from _backward(found)
-    if (found := _SHORT_DATE.match(text, at)) and re.search(
-        r"(?i)\b(?:on|by|until|since|before|after|due|dated|expires|through|deadline:?|"
-        r"(?:mon|tues?|tu|wed|thurs?|thu|fri|sat|sun)(?:day)?\.?,?) \(?$",
-        before(text, at),
-    ):
-        yield whole(found, LIKELY + 1, f"{MONTHS[int(found['one']) - 1]} {ordinal(found['two'])}")
+    found = _SHORT_DATE.match(text, at) or _DAY_MONTH.match(text, at)
+    if found and _BEFORE_DATE.search(before(text, at)):
+        month, day = (found["one"], found["two"]) if int(found["one"]) <= 12 else (found["two"], found["one"])
+        name = MONTHS[int(month) - 1]
+        said = f"{name} {ordinal(day)}" if month is found["one"] else f"the {ordinal(day)} of {name}"
+        yield whole(found, LIKELY + 1, said)
 
 
 def _backward(found: re.Match[str]) -> Iterator[Candidate]:

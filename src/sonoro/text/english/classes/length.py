@@ -31,7 +31,7 @@ _SIZED = re.compile(r"\s?(?:by|tall|wide|long|high|deep|ladder|ceilings?)\b")
 _INCH_WORD = re.compile(
     rf"(?:(?P<low>{NUMBER})\s?(?P<by>[x×])\s?)?(?P<number>{NUMBER})"
     rf"(?:\s|(?<=ft \d)|(?<=ft \d\d))(?P<symbol>in)(?P<dot>\.)?"
-    r"(?=\s*(?:$|[.,;:)x×]|by\b|tall|wide|long|thick|high|deep|of (?:rain|snow)))"
+    r"(?=(?<=\.) [a-z]|\s*(?:$|[.,;:)x×]|by\b|tall|wide|long|thick|high|deep|of (?:rain|snow)))"
 )
 _INCH_JOINED = re.compile(rf"(?P<number>{NUMBER})-in(?P<dot>\.)?(?![\w-])")
 _AFTER_FEET = re.compile(r"\d(?:\s?ft\.?|\s?feet|')\s?$")
@@ -66,7 +66,8 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     if found := _INCH_WORD.match(text, at):
         cost = SURE if _AFTER_FEET.search(before(text, at)) or found["dot"] or found["by"] else LIKELY
         low = f"{decimal(found['low'])} by " if found["low"] else ""
-        said = low + decimal(found["number"]) + _inches(found["number"] + low)
+        is_attribute = is_attributive(text, at, found.end())
+        said = low + decimal(found["number"]) + (" inch" if is_attribute else _inches(found["number"] + low))
         is_end = bool(found["dot"]) and not after(text, found.end()).strip()
         yield whole(found, cost, said, mark="." * is_end)
 

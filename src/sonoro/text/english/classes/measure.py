@@ -49,7 +49,7 @@ _AFTER_VOLTAGE = re.compile(r"\d\s?[kmM]?[VW](?:\s?[/,@x×]|,? (?:at|and))?\s?$"
 _LABELLED = re.compile(rf"\b(?:{LABELS}|(?i:route|hwy\.?|highway|exit|apt\.?|suite)) $")
 _PARTS = {"½": "12", "¼": "14", "¾": "34", "⅓": "13", "⅔": "23", "⅛": "18"}
 _SECONDS = re.compile(
-    r"\s(?:timeouts?|delay|wait|interval|timer|limit|window|clips?|videos?|ads?|spots?|later|each|apart|elapsed)\b"
+    r"\s(?:exposures?|bursts?|timeouts?|delay|wait|interval|timer|limit|window|clips?|videos?|ads?|spots?|later|each|apart|elapsed)\b"
 )
 _TEN_SECONDS = re.compile(r"(?<!the )\b10s$")
 POWERS = {"²": "square", "2": "square", "³": "cubic", "3": "cubic"}
@@ -134,7 +134,8 @@ def _measure(text: str, found: re.Match[str]) -> Candidate | None:
     parts: list[tuple[str, str]] = [("minus", "minus")] if found["minus"] else []
     if found["low"]:
         parts += [(decimal(found["first"]), "first"), ("by", "by0")] if found["first"] else []
-        joined = {"x": "by", "×": "by", "/": "or"}.get(found["by"], "to")
+        by = "times" if symbol in ("GB", "TB", "W") else "by"
+        joined = {"x": by, "×": by, "/": "or"}.get(found["by"], "to")
         parts += [(decimal(found["low"]), "low")]
         if found["symbol0"] and (low := unit(found["symbol0"].strip())):
             parts += [(low[found["low"] != "1"], "symbol0")]
@@ -156,7 +157,8 @@ def _is_unit(text: str, found: re.Match[str], symbol: str, *, is_close: bool) ->
     """Whether letters after a number are a unit: not an initial (in 2005 W. Smith), nor a word (in, at)."""
     if symbol == "s" and not found["under"]:
         if not is_close:
-            return "." in found["number"] or before(text, found.start(), 2) == "= "
+            is_time = "." in found["number"] or before(text, found.start(), 2) == "= "
+            return is_time or _SECONDS.match(after(text, found.end())) is not None
         is_decade = (
             found["number"].endswith("0")
             and "." not in found["number"]

@@ -123,10 +123,15 @@ def _amount(text: str, found: re.Match[str], number: str) -> Candidate:
     land = _LANDS.get((groups.get("land") or groups.get("code") or "").strip().replace(".", ""), "")
     sign = _CODES_OF_LANDS.get((groups.get("land") or "").strip(), found["sign"])
     said = said_amount(sign, number, groups.get("scale") or "", land)
-    is_attribute = is_attributive(text, found.start(), found.end()) or _BANKNOTE.match(text, found.end())
-    if is_attribute and " and " not in said[-20:]:
-        said = said.removesuffix("s") if said.endswith(("dollars", "pounds", "euros", "rupees")) else said
+    if is_attributive(text, found.start(), found.end()) or _BANKNOTE.match(text, found.end()):
+        said = _singular(said)
     return whole(found, LIKELY - 1, minus + said)
+
+
+def _singular(said: str) -> str:
+    """What an amount of whole units is before a noun: a five dollar bill."""
+    is_whole = " and " not in said[-20:] and said.endswith(("dollars", "pounds", "euros", "rupees"))
+    return said.removesuffix("s") if is_whole else said
 
 
 def said_amount(sign: str, number: str, scale: str = "", land: str = "") -> str:
@@ -152,13 +157,16 @@ def said_amount(sign: str, number: str, scale: str = "", land: str = "") -> str:
 def _range(found: re.Match[str]) -> Candidate:
     sign, one, two = found["sign"], found["amount"], found["amount2"]
     scale2 = found["scale2"] or ""
+    high = said_amount(found["sign2"] or sign, two, scale2)
+    if is_attributive(found.string, found.start(), found.end()):
+        high = _singular(high)
     if found["sign2"]:
         low = said_amount(sign, one, found["scale"] or "")
-        return pieces(found, SURE, (low, "amount"), ("to", "to"), (said_amount(found["sign2"], two, scale2), "amount2"))
+        return pieces(found, SURE, (low, "amount"), ("to", "to"), (high, "amount2"))
     low = decimal(one) + (
         f" {_SCALES.get(found['scale'].lower(), found['scale'])}" if found["scale"] and found["scale"] != scale2 else ""
     )
-    return pieces(found, SURE, (low, "amount"), ("to", "to"), (said_amount(sign, two, scale2), "amount2"))
+    return pieces(found, SURE, (low, "amount"), ("to", "to"), (high, "amount2"))
 
 
 def _with_period(text: str, made: Candidate, cost: float | None = None) -> Candidate:

@@ -17,7 +17,7 @@ _ERA = re.compile(
 _ERA_FIRST = re.compile(r"(?P<era>A\.?D\.?) (?P<year>\d{1,4})(?!\d)")
 _PART = re.compile(
     r"(?:(?P<number>[1-4])(?P<part>[QH])|(?P<part2>[QH])(?P<number2>[1-4]))"
-    r"(?:(?:\s?|\s?(?P<fy>FY)\s?|\s?of\s)(?P<year>(?:19|20)\d\d|'?\d\d)(?![\d%]|[.,]\d))?(?!\w)"
+    r"(?:(?:(?(part2)(?:\s|(?=')|(?=20))|\s?)|\s?(?P<fy>FY)\s?|\s?of\s)(?P<year>(?:19|20)\d\d|'?\d\d)(?![\d%]|[.,]\d))?(?!\w)"
 )
 _FISCAL = re.compile(
     r"(?P<fy>FY)\s?'?(?P<year>(?:19|20)\d\d|\d\d)(?!\d)"

@@ -23,7 +23,7 @@ _TIMES = re.compile(
     rf"(?P<low>{NUMBER})\s?(?P<by>[x×])\s?(?P<high>{NUMBER})(?:\s?(?P<by2>[x×])\s?(?P<third>{NUMBER}))?(?P<s>s)?(?![\w])"
 )
 _SCREEN = re.compile(r"(?!\d00|\d+000)\d{3,4}\s?[x×]\s?\d{3,4}")
-_FACTOR = re.compile(rf"(?:(?P<low>{NUMBER})(?P<to>-|–))?(?P<number>{NUMBER})(?P<x>[x×])(?![\w])")
+_FACTOR = re.compile(rf"(?:(?P<low>{NUMBER})[x×]?(?P<to>-|–))?(?P<number>{NUMBER})(?P<x>[x×])(?![\w])")
 _LETTERS = re.compile(r"(?P<low>[A-Z])(?P<to>[-–])(?P<high>[A-Z])(?![\w-])")
 _LETTERED = re.compile(
     r"(?i)\b(?:columns|rows|sections|groups|grades|letters|levels|volumes|parts|types|classes|exhibits|gates|zones|"

@@ -31,7 +31,9 @@ _OWN = pairs(
     "mo = month(s) | mos = month(s) | yo = year old | ppm = part(s) per million | ml = milliliter(s) | l = liter(s) | "
     "kn = knot(s) | kt = knot(s) | kts = knot(s) | mil = million | tbsp = tablespoon(s) | Tbsp = tablespoon(s) | "
     "mmHg = millimeter(s) of mercury | Å = angstrom(s) | pts = point(s) | cal = calorie(s) | mcg = microgram(s) | "
-    "ft-lb = foot pound(s) | dBm = d B m | bp = base pair(s) | dpi = dot(s) per inch | kgs = kilogram(s) | "
+    "ft-lb = foot pound(s) | dBm = d B m | VDC = volt(s) D C | VAC = volt(s) ay C | "
+    "uF = microfarad(s) | uH = microhenry/microhenries | uV = microvolt(s) | ug = microgram(s) | "
+    "uL = microliter(s) | bp = base pair(s) | dpi = dot(s) per inch | kgs = kilogram(s) | "
     "kms = kilometer(s) | cms = centimeter(s) | M⊙ = solar mass(es)"
 )
 """Symbols that CLDR lacks, or names otherwise: "(s)" is of the plural, as is what follows a slash."""
