@@ -54,7 +54,7 @@ _BEFORE_NUMBER = pairs(
     "fig = figure | figs = figures | vol = volume | vols = volumes | ch = chapter | chap = chapter | "
     "eq = equation | ext = extension | nos = numbers | ep = episode | p = page | pp = pages | ver = version | "
     "art = article | sec = section | para = paragraph | no = number | tbl = table | app = appendix | "
-    "cl = clause | amend = amendment | op = opus | pg = page | pgs = pages | ln = line"
+    "cl = clause | amend = amendment | op = opus | pg = page | pgs = pages | ln = line | blk = block"
 )
 _NEEDS_DOT = frozenset(["cl", "amend", "op", "p", "pp", "art", "sec", "para", "no", "app", "ln"])
 _WORDS = pairs(
@@ -82,7 +82,8 @@ _CHAT = pairs(
 )
 _WORDS |= _CHAT | {word.capitalize(): said.capitalize() for word, said in _CHAT.items()}
 _WORDS |= pairs(
-    "TL;DR = T L D R | JPEG = J peg | JPEGs = J pegs | MPEG = M peg | MPEGs = M pegs | LSAT = L sat | MCAT = M cat"
+    "TL;DR = T L D R | Rt. Hon. = Right Honourable | ATTN = attention | INT. = Interior | EXT. = Exterior | "
+    "AM/FM = ay M F M | JPEG = J peg | JPEGs = J pegs | MPEG = M peg | MPEGs = M pegs | LSAT = L sat | MCAT = M cat"
 )
 _WORD = re.compile(
     "(?:" + "|".join(re.escape(word) for word in sorted(_WORDS, key=len, reverse=True)) + r")(?![\w/])(?P<comma>,?)"

@@ -7,7 +7,7 @@ from sonoro.text.english.line import SURE, Candidate, Piece, after, before
 from sonoro.text.english.numbers import digits, grouped, ordinal
 from sonoro.text.english.tables import pairs
 
-from .common import STARTERS, before_capital, pieces, whole
+from .common import STARTERS, before_capital, ends_sentence, pieces, whole
 from .initialism import spell
 
 STARTS = ("digit", "letter")
@@ -33,6 +33,7 @@ _COMMON_BEFORE = re.compile(
 )
 """Words before the St. of a saint rather than of a street: How St. Piran came."""
 
+_ON_STREET = re.compile(r"\b(?:[Oo]n|[Aa]t|along|down|off|near|to|up) (?:[A-Z][\w']* ){1,3}$")
 _EAST, _CITY = re.compile(r"\b(?:East|West|North|South|Downtown)\s$"), re.compile(r"\.? (?:Louis|Paul|Petersburg)\b")
 """What stands around the St. of a city's part: East St. Louis."""
 
@@ -165,6 +166,8 @@ def _is_street(text: str, found: re.Match[str]) -> bool:
         follows = after(text, found.end())
         if found["dot"] and re.match(r"\s[a-z]", follows):
             return found["kind"] != "Dr" or not re.search(r"(?:^|[.!?]\s)[A-Z]\w+ $", before(text, found.start()))
+        if found["kind"] == "Dr" and re.match(r"\. [A-Z]", text[found.end() - 1 : found.end() + 2]):
+            return ends_sentence(text, found.end()) or bool(_ON_STREET.search(before(text, found.start())))
         return re.match(
             r"\s*(?:[,;:.!?)|\n]|$)| (?:Apt|Suite|Ste|Unit|and|in|at|near|is|was)\b| &", follows
         ) is not None or (bool(found["dot"]) and _ends(text, found.end()))

@@ -28,23 +28,23 @@ _AND = re.compile(r"(?P<one>[A-Z]{1,3})&(?P<two>[A-Z]{1,3}?)(?P<s>s)?(?![\w])")
 _SPELLED = listed(
     "USA US UK EU UN AI ID IDs IQ UFO CEO CIA FBI USB API APIs FAQ URL OK ASAP RSVP ISBN UCLA HTTP HTTPS IOU ATM EEG "
     "IRA IRS UI UX IP IT AA IOS AWS IBM UAE EPA ADHD AARP IEEE UAV UDP OSI HDMI ESPN UCSF ICBM USDA IOC IOT IAEA "
-    "DIY YMCA YWCA NAACP ACLU LMAO IMHO OECD IMDB ASPCA USSR USMC USPS USAF USGS UNHCR"
+    "DIY YMCA YWCA NAACP ACLU LMAO IMHO IIRC AFAIK BYOB OECD IMDB ASPCA USSR USMC USPS USAF USGS UNHCR"
 )
 _SAID = listed(
     "ACT ADD AGE AGO AHA AIR ALL AM AN AND ANY ARE ARM ART AS ASK AT BAD BE BED BIG BOX BOY BUT BUY BY CAN CAR CAT "
     "COP DAD DAY DID DO DOG EAR EAT EGG END EYE FAN FAR FEW FIX FOR FUN GET GIF GO GOD GOT GUY HA HAD HAS HAT HE HER "
     "HEY HIM HIS HIT HO HOT HOW IF IN IS ITS JOB JOY KEY KID LAN LAW LEG LET LIE LOT LOW MAN MAP MAY ME MEN MIX MOM "
     "MY NET NEW NO NOR NOT NOW OF OFF OH OIL OLD ON ONE OR OUR OUT OW OWN PAN PAY PEN PET PIN PUT RAM RAN RAW RED ROM "
-    "RUN SAD SAT SAW SAY SEA SEE SET SHE SIM SIN SIR SIT SIX SO SON SUN TAX TEA TEN THE TIP TO TOO TOP TOY TRY TWO UH "
-    "UM UP USE WAN WAR WAS WAY WE WET WHO WHY WIN WOW YES YET YOU ZIP"
+    "RUN SAD SAT SAW SAY SEA SEE SET SHE SIM SIN SIR SIT SIX SO SON SUN TAX TEA TED TEN THE TIP TO TOO TOP TOY TRY TWO "
+    "UH UM UP USE WAN WAR WAS WAY WE WET WHO WHY WIN WOW YES YET YOU ZIP"
 )
 """Words of two or three letters that are said even in capitals."""
 
 _LABELLED = re.compile(r"A(?![\w'&+#.-])")
 _BEHIND_LABEL = re.compile(rf"\b(?:{LABELS}|(?:(?i:apt|ste|rm|fig|bldg)|App)\.) $")
 _SMALL = listed(
-    "omg brb ttyl idk imo imho tbh btw fyi wtf smh ikr lmk lmao afk irl diy asap rsvp faq url pdf html css xml "
-    "usb vpn gps cpu gpu tv dvd dna rna hiv sms http https ftp api sdk ceo cfo ngo suv atm"
+    "omg brb ttyl idk imo imho iirc afaik tbh btw fyi wtf smh ikr lmk lmao afk irl diy asap rsvp faq url pdf html css "
+    "xml usb vpn gps cpu gpu tv dvd dna rna hiv sms http https ftp api sdk ceo cfo ngo suv atm"
 )
 """Letters that are spelled though they are small, as in a chat."""
 
@@ -60,11 +60,10 @@ _ONSET = re.compile(
 
 _NO_CLAUSE = re.compile(r"[^\w' ]")
 _TEST = re.compile(r" (?:scores?|prep|tests?|exams?)\b")
-_SHOUTED = re.compile(r"\s[A-Z]{2}")
+_FIRST, _LAST = re.compile(r"\s([A-Z]{2,})"), re.compile(r"([A-Z]{2,})\s$")
 _AFTER_WORD = re.compile(r"\b[a-z]+ $")
 _AFTER_JOINT = re.compile(r"(?:^|[^A-Z] )(?:and|or|but|by|with|to|from|for|that|when|said|says) $")
 _IN_WORD = re.compile(r"[\w'&]$")
-_AFTER_CAPITALS = re.compile(r"[A-Z]{2}\s$")
 
 
 def recognise(text: str, at: int) -> Iterator[Candidate]:
@@ -126,16 +125,32 @@ def _is_initial(text: str, found: re.Match[str]) -> bool:
 
 def _is_word(text: str, found: re.Match[str]) -> bool:
     """Whether IT or US is the word, in a clause of capitals: DO IT NOW, but THE IT DEPARTMENT."""
-    left = _NO_CLAUSE.split(before(text, found.start()))[-1]
-    right = _NO_CLAUSE.split(after(text, found.end()))[0]
+    left, right = _clause(text, found)
     is_name = left.endswith("THE ") or (found["letters"] == "US" and not left.strip())
-    has_words = any(not is_spelled(word) for word in re.findall(r"[A-Z]{2,}", f"{left} {right}"))
-    return has_words and not is_name and (left + right).isupper()
+    return not is_name and _is_loud(left + right)
+
+
+def _clause(text: str, found: re.Match[str]) -> tuple[str, str]:
+    """What stands before and behind it in its clause."""
+    left, right = before(text, found.start()), after(text, found.end())
+    return _NO_CLAUSE.split(left)[-1], _NO_CLAUSE.split(right)[0]
+
+
+def _is_loud(clause: str) -> bool:
+    """Whether it is all in capitals, with a word that is said."""
+    return clause.isupper() and any(not is_spelled(word) for word in re.findall(r"[A-Z]{2,}", clause))
+
+
+def _is_shouted(text: str, found: re.Match[str]) -> bool:
+    """Whether words in capitals are beside it, rather than other initialisms: NBA MVP."""
+    left, right = _clause(text, found)
+    beside = [word for one in (_LAST.search(left), _FIRST.match(right)) if one for word in one.groups()]
+    return bool(beside) and (_is_loud(left + right) or any(not is_spelled(word) for word in beside))
 
 
 def _is_spelled(text: str, found: re.Match[str]) -> bool:
     letters = found["letters"]
-    is_shouted = bool(_SHOUTED.match(text, found.end()) or _AFTER_CAPITALS.search(before(text, found.start(), 4)))
+    is_shouted = _is_shouted(text, found)
     if letters == "WHO" and before(text, found.start(), 4).lower() == "the ":
         return True
     if letters in ("SAT", "ACT") and not is_shouted:
