@@ -39,7 +39,8 @@ LAST_RESORT = UNLIKELY + 2
 
 _EMERGENCY = re.compile(r"(?:911|999|112|411|311|211|988)(?![.,]?\d|[-–/:]\d)")
 _SPECIAL = re.compile(
-    r"(?:24/7/365|24/7|9/11|50[-/]50|20-20(?= vision| hindsight)|20/20|401\(?k\)?|7[0-9]7(?=s))(?P<s>s)?(?![\w/-])"
+    r"(?:24/7/365|24/7|9/11|50[-/]50|20-20(?= vision| hindsight)|20/20|401\(?k\)?|403\(?b\)?|7[0-9]7(?=s))(?P<s>s)?"
+    r"(?![\w/-])"
 )
 _SCREEN = re.compile(r"(?P<lines>240|360|480|576|720|1080|1440|2160)(?P<scan>[pi])(?P<rate>\d\d)?(?!\w)")
 _ERROR = re.compile(r"[45]\d\d(?= (?:error|not found|page)s?\b)", re.IGNORECASE)
@@ -47,7 +48,7 @@ _SAID = pairs(
     "24/7/365 = twenty four seven three sixty five | 24/7 = twenty four seven | "
     "9/11 = nine eleven | 50/50 = fifty fifty | 50-50 = fifty fifty | "
     "20-20 = twenty twenty | 20/20 = twenty twenty | "
-    "401k = four oh one K | 401(k) = four oh one K"
+    "403b = four oh three B | 403(b) = four oh three B | 401k = four oh one K | 401(k) = four oh one K"
 )
 _IN_NUMBER = re.compile(r"[\w/.,$£€]$|\d[-\s]$")
 _AFTER_DIGITS = re.compile(r"[\d.,]$")

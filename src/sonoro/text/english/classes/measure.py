@@ -62,7 +62,7 @@ _OF_TIME = re.compile(
 )
 _OF_SPORT = re.compile(r" (?:dash|sprint|relay|race|hurdles|freestyle|backstroke|breaststroke|butterfly|swim)\b")
 _JOINT = re.compile(rf"(?:\s?/\s?|[-–])(?={NUMBER}\s?[A-Za-zμΩ°])")
-_PER_TIME = re.compile(r"(?P<per>/)(?P<time>day|d|hr?|min|wk)(?!\w)")
+_PER_TIME = re.compile(r"(?P<per>/)(?P<time>day|d|hr?|min|wk|week|month|year)(?!\w)")
 _SHORT_WORDS = listed("in a at as am pm do me us to or by no it is be we he bar mil mo ha pt cal sec")
 
 
@@ -82,8 +82,10 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         if (joint := _JOINT.match(text, made.end)) and _first(text, joint.end()):
             said = "," if "/" in joint[0] else "to"
             yield Candidate(joint.end(), made.cost, (*made.pieces, Piece(said, *joint.span())))
-        if (time := _PER_TIME.match(text, made.end)) and (names := unit(time["time"]) or ("day", "days")):
-            more = pieces(time, 0.0, ("per", "per"), (names[0], "time")).pieces
+        if time := _PER_TIME.match(text, made.end):
+            under = "day" if time["time"] == "d" else time["time"]
+            known = unit(under)
+            more = pieces(time, 0.0, ("per", "per"), (known[0] if known else under, "time")).pieces
             yield Candidate(time.end(), made.cost, (*made.pieces, *more))
 
 
