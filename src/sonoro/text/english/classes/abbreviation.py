@@ -83,7 +83,8 @@ _CHAT = pairs(
 _WORDS |= _CHAT | {word.capitalize(): said.capitalize() for word, said in _CHAT.items()}
 _WORDS |= pairs(
     "TL;DR = T L D R | Rt. Hon. = Right Honourable | ATTN = attention | INT. = Interior | EXT. = Exterior | "
-    "AM/FM = ay M F M | JPEG = J peg | JPEGs = J pegs | MPEG = M peg | MPEGs = M pegs | LSAT = L sat | MCAT = M cat"
+    "Ste. Marie = Saint Marie | Ste. Anne = Saint Anne | AM/FM = ay M F M | JPEG = J peg | JPEGs = J pegs | "
+    "MPEG = M peg | MPEGs = M pegs | LSAT = L sat | MCAT = M cat"
 )
 _WORD = re.compile(
     "(?:" + "|".join(re.escape(word) for word in sorted(_WORDS, key=len, reverse=True)) + r")(?![\w/])(?P<comma>,?)"

@@ -33,7 +33,13 @@ _COMMON_BEFORE = re.compile(
 )
 """Words before the St. of a saint rather than of a street: How St. Piran came."""
 
-_ON_STREET = re.compile(r"\b(?:[Oo]n|[Aa]t|along|down|off|near|to|up) (?:[A-Z][\w']* ){1,3}$")
+_ON_STREET = re.compile(
+    r"\b(?:[Oo]n|[Oo]nto|[Aa]t|along|down|off|near|to|up|past|via|[Tt]ake|[Cc]ross|between|of|and) "
+    r"(?:[A-Z][\w'.]* ){1,3}$"
+    r"|\b(?:Main|High|Elm|Oak|Pine|Maple|Cedar|Wall|Market|Park|Broad|State|Bond|Baker|Fleet|\d+(?:st|nd|rd|th)) $"
+)
+"""Before a St. or Dr. of a street that another word with a capital follows."""
+
 _EAST, _CITY = re.compile(r"\b(?:East|West|North|South|Downtown)\s$"), re.compile(r"\.? (?:Louis|Paul|Petersburg)\b")
 """What stands around the St. of a city's part: East St. Louis."""
 
@@ -166,7 +172,7 @@ def _is_street(text: str, found: re.Match[str]) -> bool:
         follows = after(text, found.end())
         if found["dot"] and re.match(r"\s[a-z]", follows):
             return found["kind"] != "Dr" or not re.search(r"(?:^|[.!?]\s)[A-Z]\w+ $", before(text, found.start()))
-        if found["kind"] == "Dr" and re.match(r"\. [A-Z]", text[found.end() - 1 : found.end() + 2]):
+        if found["kind"] in ("St", "Dr") and re.match(r"\. [A-Z]", text[found.end() - 1 : found.end() + 2]):
             return ends_sentence(text, found.end()) or bool(_ON_STREET.search(before(text, found.start())))
         return re.match(
             r"\s*(?:[,;:.!?)|\n]|$)| (?:Apt|Suite|Ste|Unit|and|in|at|near|is|was)\b| &", follows
