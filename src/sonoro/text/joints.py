@@ -15,7 +15,7 @@ _CONTEXTS = (
 
 _JOINT = re.compile(
     rf"(?<!\S)(?<![\d½⅓⅔¼¾⅛]\s)(?!(?:{_CONTEXTS})[ ]|(?:is|was)[ ][a-z]*(?:\d|\Z))"
-    r"[a-z]{2,}[ ](?=[a-z][a-z ])(?![ivxlc]+(?![a-z]))"
+    r"[a-z]{2,}[ ](?=[a-z][a-z ])(?!(?:[ivxlc]+|no)(?![a-z]))"
 )
 _MARK_JOINT = re.compile(
     rf"(?<!\S)(?!(?i:{_CONTEXTS})[,;:])[^\s,;:\[\](){{}}<>]{{0,40}}[A-Za-z\d%][,;:][ ]"
@@ -23,6 +23,16 @@ _MARK_JOINT = re.compile(
 )
 """Behind a comma, a semicolon or a colon: what was before it is settled, and a class reads on behind it only where a
 number or a capital follows."""
+
+_FAR = re.compile(
+    r"(?i)(?:\b(?:leav(?:es?|ing)|left|depart\w*|arriv\w*|calls|card|visa|mastercard|amex|press|hit|dial|enter|port|odds|"
+    r"rates?|yields?|spreads?|hikes?|cuts?|fed|bonds?|curve|margins?|coupon|premium|points?|"
+    r"overs|wickets?|wkts|(?:all|not) out|stumps|batsm[ae]n)\b|\d[/–-]\d)[^.;]*\Z"
+)
+"""Words that decide how a number or a sign farther on is read, and a score, which a later word decides."""
+
+_FAR_CHARACTERS = 80
+"""More than any class looks back or ahead for such a word."""
 
 _MARKED_LINE = re.compile(
     r"(?m)^(?:[ \t]*(?:\#{1,6}[ \t] | > | \| | ``` | ~~~ | [-*+•‣◦–][ \t] | "
@@ -76,7 +86,7 @@ def _joint_of(text: str, start: int, end: int) -> tuple[int, bool]:
     stop = marked.start() if marked else end
     joints = (found.end() for form in (_JOINT, _MARK_JOINT) for found in form.finditer(text, start, stop))
     for at in sorted(joints, reverse=True):
-        if _is_balanced(text[start:at]):
+        if _is_balanced(text[start:at]) and not _FAR.search(text[max(start, at - _FAR_CHARACTERS) : at]):
             return at, False
     return 0, False
 

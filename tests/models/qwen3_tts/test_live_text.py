@@ -113,6 +113,7 @@ JOINED = (
     "in World War II and the XIX century so it was",
     "first of it\n## Getting started with it\nOpen the box of it.",
     "your otp is ab9453, it was 2h 15m, and the code: is 4071",
+    "the card that ends so expires 09/27, he took 5/23 as it was in ten overs",
     "from 10 May: $1,200, or 7% of it; the pages: 3, ext 5",
     "Ann: so it is said\nBob: it was said\nCy: that is it, and $x = y + the sum of$ it",
     "see [the user guide now](https://a.com) for it, or so",

@@ -34,6 +34,7 @@ _WICKETS = re.compile(
     r"(?:\s?(?P<declared>dec)\b\.?)?(?![\w/%]|[-–.,]\d)"
 )
 _CRICKET = re.compile(r"\b(?:overs|wickets?|wkts|all out|not out|stumps|batsm[ae]n)\b|\d dec\b")
+_SENTENCE_END = re.compile(r"[.;]\s")
 _BEFORE_SCORE = re.compile(r"\b[A-Z][a-z.]+ $")
 _IN_FORMULA = re.compile(r"(?:[\w)\]]|[-+*/=×]\s?)\($")
 _COMPARED = re.compile(
@@ -51,7 +52,7 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         if found and found["low"] < found["high"] and _LETTERED.search(before(text, at)):
             yield pieces(found, SURE, (spell(found["low"]), "low"), ("to", "to"), (spell(found["high"]), "high"))
         return
-    if (found := _WICKETS.match(text, at)) and _CRICKET.search(text, max(0, at - 60), found.end() + 60):
+    if (found := _WICKETS.match(text, at)) and _is_cricket(text, found):
         yield _wickets(found)
     if found := _RANGE.match(text, at):
         is_padded = re.match(r"0\d", found["low"]) or (found["high"][0] == "0" and len(found["high"]) > 1)
@@ -88,6 +89,12 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         said = "times" if _COMPARED.match(after(text, found.end())) else "x"
         low = [(decimal(found["low"]), "low"), ("to", "to")] if found["low"] else []
         yield pieces(found, SURE, *low, (decimal(found["number"]), "number"), (said, "x"))
+
+
+def _is_cricket(text: str, found: re.Match[str]) -> bool:
+    """Whether the sentence, as far as 60 characters around, tells of cricket."""
+    said = _SENTENCE_END.split(before(text, found.start(), 60))[-1] + found[0]
+    return _CRICKET.search(said + _SENTENCE_END.split(after(text, found.end(), 60))[0]) is not None
 
 
 def _wickets(found: re.Match[str]) -> Candidate:
