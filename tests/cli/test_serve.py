@@ -236,7 +236,7 @@ def test_the_log_has_a_line_for_each_request_as_json_on_demand(tmp_path: Path) -
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Of a server that is ready."""
     with server(tmp_path_factory.mktemp("served"), "--slots", "6") as (process, _, url):
-        while httpx.get(f"{url}/ready", trust_env=False).status_code != 200:
+        while httpx.get(f"{url}/ready", trust_env=False, timeout=GUARD_S).status_code != 200:
             time.sleep(0.1)
         yield url
         process.send_signal(signal.SIGTERM)
@@ -256,7 +256,7 @@ def test_the_official_client_gets_six_formats_while_they_are_made_and_whole(addr
     text, formats = "The birch canoe slid on the smooth planks.", ("mp3", "opus", "aac", "flac", "wav", "pcm")
     asked: dict[str, Any] = {"model": "gpt-4o-mini-tts", "voice": "coral"}
     with (
-        httpx.Client(base_url=address, trust_env=False) as http,
+        httpx.Client(base_url=address, trust_env=False, timeout=GUARD_S) as http,
         openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client,
         ThreadPoolExecutor() as pool,
     ):

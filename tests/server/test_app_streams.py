@@ -270,7 +270,7 @@ def test_an_ended_server_finishes_what_is_under_way() -> None:
 
             async def is_closed() -> bool:
                 try:
-                    async with httpx.AsyncClient(trust_env=False) as other:
+                    async with httpx.AsyncClient(trust_env=False, timeout=GUARD_S) as other:
                         await other.get(f"{server.url}/health")
                 except httpx.TransportError:
                     return True

@@ -63,7 +63,7 @@ async def behind_nginx(url: str, folder: Path) -> AsyncIterator[str]:
     assert NGINX is not None
     with subprocess.Popen([NGINX, "-p", folder, "-c", folder / "nginx.conf"]) as nginx:
         try:
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=GUARD_S) as http:
 
                 async def is_up() -> bool:
                     with contextlib.suppress(httpx.TransportError):

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
+from processes import GUARD_S
 from servers import FRONTS, SETTINGS, serving
 from sessions import TEXT, Session, ended, session, whole
 from sine_engines import LONG, engines, nothing_left, run, until
@@ -192,7 +193,7 @@ def test_an_ended_server_lets_sessions_finish_what_they_say() -> None:
             async def refuses() -> bool:
                 with contextlib.suppress(httpx.ReadError):
                     try:
-                        async with httpx.AsyncClient(trust_env=False) as http:
+                        async with httpx.AsyncClient(trust_env=False, timeout=GUARD_S) as http:
                             await http.get(f"{server.url}/health")
                     except httpx.ConnectError:
                         return True
