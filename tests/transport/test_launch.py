@@ -1,6 +1,7 @@
 """Engine processes that fail to start, die, hang, or lose their parent."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -27,9 +28,11 @@ from sine_engines import (
 
 from sonoro.core.errors import CheckpointNotFound, ConfigError, EngineClosed, EngineCrashed, EngineError
 from sonoro.core.types import SpeechRequest
+from sonoro.transport.channel import WorkerLink
 from sonoro.transport.client import EngineClient
 from sonoro.transport.launch import Limits
-from sonoro.transport.messages import WorkerSettings
+from sonoro.transport.messages import Pong, WorkerSettings
+from sonoro.transport.process import EngineProcess
 
 __all__ = ["nothing_left", "quick_successors", "whole_starts"]
 
@@ -136,6 +139,33 @@ def test_a_process_that_hangs_is_found_out_and_replaced() -> None:
             assert pcm == alone(request("a"))
 
     run(hang())
+
+
+def test_an_end_is_noticed_that_comes_together_with_the_last_message() -> None:
+    class Ended:
+        returncode = -signal.SIGKILL
+
+        async def wait(self) -> int:
+            return await ending
+
+    async def serve() -> None:
+        nonlocal ending
+        ending, taken = asyncio.get_running_loop().create_future(), []
+        process = EngineProcess()
+        process._process = Ended()
+        process._socket.bind(process.endpoint)
+        with contextlib.closing(WorkerLink(process.endpoint)) as link:
+            serving = asyncio.create_task(process.serve(taken.append))
+            await asyncio.sleep(0.1)
+            link.send([Pong()])
+            time.sleep(0.2)  # until the message is there: the loop learns of both at once
+            ending.set_result(0)
+            assert "SIGKILL" in str(await serving)
+        assert taken == [Pong()]
+        await process.stop(0)
+
+    ending: asyncio.Future[int]
+    run(serve())
 
 
 def test_a_successor_that_takes_too_long_fails_new_requests() -> None:

@@ -111,7 +111,9 @@ class EngineProcess:
             assert self._process is not None
             self._ending = asyncio.create_task(self._process.wait())
             self._ending.add_done_callback(lambda _: self._socket.wake())
-        if not await self._socket.wait(timeout_s) and self._ending.done():
+        # The process may have ended while its last messages were handled: nothing wakes a second time.
+        has_messages = not self._ending.done() and await self._socket.wait(timeout_s)
+        if not has_messages and self._ending.done():
             await self._socket.wait(DRAIN_S, is_woken=False)
         batches = self._socket.take()
         return [message for batch in batches for message in decode_from_engine(batch)] if batches else None
