@@ -66,7 +66,7 @@ _FOOTNOTE = re.compile(r"\[\^[\w-]{1,20}\]:?|(?:(?<=[.,;!?])|(?<=[.,;!?][\"â€â€
 _NUMBERED = re.compile(r"(?<=\A[A-Z\d])[.](?= \S)|(?<=\A[\dIVX]{2})[.](?= \S)")
 """Behind the number or the letter of a heading."""
 
-_EMOTICON = re.compile(r"(?<=\s)(?:[:;]['-]?[DPpOoSs)(/\\|*]+|=[)(DP]|xD)(?=\s|\Z)")
+_EMOTICON = re.compile(r"(?<=\s)(?:[:;]['-]?[DPpOoSs)(/\\|*]+|=[)(DP])(?=\s|\Z)")
 _BRACKETED = re.compile(r"(?<=[A-Za-z])\[[a-z]{1,6}\](?=[a-z])|(?<![\w\]])\[[A-Z]\](?=[a-z])")
 """Letters that an editor put into a word: Ph[oe]nicians, [T]he."""
 
@@ -84,7 +84,7 @@ def _without_signs(block: Block) -> Block:
         block = _replaced(block, _BOX, lambda _: "")
     if "]" in block.text:
         block = _replaced(block, _BRACKETED, lambda found: found[0][1:-1])
-    if any(eyes in block.text for eyes in (":", ";", "=", "xD")):
+    if any(eyes in block.text for eyes in (":", ";", "=")):
         block = _replaced(block, _EMOTICON, lambda _: ",")
     if block.kind == Kind.HEADING:
         block = _replaced(block, _NUMBERED, lambda _: ",")
