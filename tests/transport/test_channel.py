@@ -9,7 +9,7 @@ from sine_engines import Peer
 
 from sonoro.core.types import AudioChunk, SpeechRequest
 from sonoro.transport.channel import MessageSocket, WorkerLink, fronts_endpoint
-from sonoro.transport.messages import Cancel, FrontEnded, Submit, ToEngine
+from sonoro.transport.messages import Cancel, FrontEnded, Pong, Submit, ToEngine
 from sonoro.transport.process import encode_to_engine
 from sonoro.transport.shared_link import SharedWorkerLink
 
@@ -80,6 +80,9 @@ def test_what_a_front_had_sent_before_it_ended_is_dropped() -> None:
             got: list[ToEngine] = []
             while len(got) < 2:
                 got += worker.receive(GUARD_S)
+            # Connected in this direction too: else what the parent sends is lost.
+            worker.send([Pong()])
+            assert await parent.receive() == [Pong()]
             parent.send(FrontEnded("gone"))
             assert worker.receive(GUARD_S) == [Cancel("gone")]
             fronts["gone"].send(encode_to_engine(Submit(SpeechRequest(id="late", text="Hi"))))
