@@ -44,7 +44,7 @@ def test_fronts_share_counts_voices_and_lexicons() -> None:
 
 def test_a_front_that_stands_still_is_replaced_unless_all_were_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a container that is paused."""
-    monkeypatch.setattr("sonoro.server.fronts._HANG_S", 3.0)
+    monkeypatch.setattr("sonoro.server.fronts._HANG_S", 6.0)
 
     async def stand() -> None:
         async with serving() as server:
@@ -52,7 +52,7 @@ def test_a_front_that_stands_still_is_replaced_unless_all_were_suspended(monkeyp
             for pid in fronts:
                 os.kill(pid, signal.SIGSTOP)
             await asyncio.sleep(0.5)
-            time.sleep(4.0)  # this process, which looks after them, stands still too
+            time.sleep(7.0)  # this process, which looks after them, stands still too
             await asyncio.sleep(0.5)
             for pid in fronts:
                 os.kill(pid, signal.SIGCONT)

@@ -226,10 +226,10 @@ def test_a_time_in_which_all_were_suspended_is_no_silence() -> None:
     """As by Ctrl-Z and `fg`, or a laptop's lid."""
 
     async def suspend() -> None:
-        async with launch(answer_timeout_s=3.0) as client:
+        async with launch(answer_timeout_s=6.0) as client:
             os.kill(the_child(), signal.SIGSTOP)
             await asyncio.sleep(0.5)
-            time.sleep(4.0)  # this process does nothing either
+            time.sleep(7.0)  # this process does nothing either
             await asyncio.sleep(0.5)
             os.kill(the_child(), signal.SIGCONT)
             assert (await gather(client.stream(request("a"))))[0] == alone(request("a"))
