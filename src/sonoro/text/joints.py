@@ -7,6 +7,8 @@ whole: a heading, a link, a table, code.
 
 import re
 
+from sonoro.text.english.reader import classes
+
 _CONTEXTS = (
     "account|acct|call|calls|code|codes|confirmation|dial|dialed|ending|ends|et|ext|extension|number|order|otp|passcode|"
     "password|pin|pnr|ref|reference|serial|text|tracking|zip|sq|of|per|hundred|thousand|million|billion|trillion|quadrillion"
@@ -23,16 +25,6 @@ _MARK_JOINT = re.compile(
 )
 """Behind a comma, a semicolon or a colon: what was before it is settled, and a class reads on behind it only where a
 number or a capital follows."""
-
-_FAR = re.compile(
-    r"(?i)(?:\b(?:leav(?:es?|ing)|left|depart\w*|arriv\w*|calls|card|visa|mastercard|amex|press|hit|dial|enter|port|odds|"
-    r"rates?|yields?|spreads?|hikes?|cuts?|fed|bonds?|curve|margins?|coupon|premium|points?|"
-    r"overs|wickets?|wkts|(?:all|not) out|stumps|batsm[ae]n)\b|\d[/–-]\d)[^.;]*\Z"
-)
-"""Words that decide how a number or a sign farther on is read, and a score, which a later word decides."""
-
-_FAR_CHARACTERS = 80
-"""More than any class looks back or ahead for such a word."""
 
 _MARKED_LINE = re.compile(
     r"(?m)^(?:[ \t]*(?:\#{1,6}[ \t] | > | \| | ``` | ~~~ | [-*+•‣◦–][ \t] | "
@@ -59,9 +51,7 @@ def last_joint(text: str) -> tuple[int, bool]:
     # A link, a thought, a fence and a formula are a word each: no joint within.
     text = _CLOSED.sub(lambda found: "X" * len(found[0]), text)
     held = _HELD.search(text)
-    end = held.start() if held else len(text)
-    fence = _open_fence(text)
-    end = min(end, fence)
+    end = min(held.start() if held else len(text), _open_fence(text))
     breaks = [0, *(found.end() for found in _PARAGRAPH_END.finditer(text, 0, end))]
     for start, stop in zip(reversed(breaks), [end, *reversed(breaks)], strict=False):
         cut = _joint_of(text, start, stop)
@@ -85,8 +75,9 @@ def _joint_of(text: str, start: int, end: int) -> tuple[int, bool]:
     marked = _MARKED_LINE.search(text, start, end)
     stop = marked.start() if marked else end
     joints = (found.end() for form in (_JOINT, _MARK_JOINT) for found in form.finditer(text, start, stop))
+    far = classes().FAR
     for at in sorted(joints, reverse=True):
-        if _is_balanced(text[start:at]) and not _FAR.search(text[max(start, at - _FAR_CHARACTERS) : at]):
+        if _is_balanced(text[start:at]) and not far.search(text[max(start, at - 80) : at]):
             return at, False
     return 0, False
 

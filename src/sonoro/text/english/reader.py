@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import import_module
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 
 from sonoro.core.types import TextFormat
 from sonoro.text.english.heteronyms import places
@@ -54,10 +54,15 @@ class Reading(SpokenText):
 
 
 @cache
+def classes() -> ModuleType:
+    """The package of the classes, imported when the first text is read."""
+    return import_module("sonoro.text.english.classes")
+
+
+@cache
 def _recognisers(kind: str) -> tuple[Recogniser, ...]:
-    """The classes with forms that begin with a token of `kind`. Imported when the first text is read."""
-    classes = import_module("sonoro.text.english.classes").CLASSES
-    return tuple(module.recognise for module in classes if kind in module.STARTS)
+    """The classes with forms that begin with a token of `kind`."""
+    return tuple(module.recognise for module in classes().CLASSES if kind in module.STARTS)
 
 
 def read_block(text: str, origins: Sequence[Span] | None = None) -> tuple[list[Piece], str]:
@@ -152,7 +157,7 @@ def _candidates(text: str, start: int, end: int) -> Iterator[Candidate]:
         cost = WORD if text[end - 1].isalpha() else WORD + 8
         yield Candidate(end, cost if first.isalpha() else 0.0, _word(text[start:end], start))
         kind = "letter"
-        if (plain := _PLAIN.match(text, start)) and plain["word"] not in _class_words():
+        if (plain := _PLAIN.match(text, start)) and plain["word"] not in classes().WORDS:
             return
     elif first.isdecimal() and first.isascii():
         kind = "digit"
@@ -170,16 +175,10 @@ def _candidates(text: str, start: int, end: int) -> Iterator[Candidate]:
                 yield candidate
 
 
-@cache
-def _class_words() -> frozenset[str]:
-    words: frozenset[str] = import_module("sonoro.text.english.classes").WORDS
-    return words
-
-
 def _plain_words(text: str, start: int) -> tuple[list[Piece], int] | None:
     """The pieces of the plain words and marks from `start` on, and where they end."""
     pieces: list[Piece] = []
-    end, words = start, _class_words()
+    end, words = start, classes().WORDS
     while (found := _PLAIN.match(text, end)) and found["word"] not in words:
         at = found.end("word")
         pieces.append(Piece(found["word"], end, at))

@@ -27,7 +27,8 @@ _LABEL = re.compile(rf"(?i)\b(?:room|{NUMBERED}) $")
 _KEY = re.compile(r"\b(?:Ctrl|Control|Cmd|Command|Alt|AltGr|Shift|Opt|Option|Win|Fn|CTRL|CMD|ALT|SHIFT) ?$")
 """A key that is held while the one behind a plus is pressed."""
 
-_DIALLED = re.compile(r"\b(?:[Pp]ress|[Hh]it|[Dd]ial|[Ee]nter)\b[^.;:!?]* (?:(?:or|and|then|the|by) )?$")
+FAR = r"\b(?:press|hit|dial|enter)\b"
+_DIALLED = re.compile(rf"(?i){FAR}[^.;:!?]* (?:(?:or|and|then|the|by) )?$")
 """Before a key of a telephone."""
 
 _OF_ABOUT = re.compile(r"\b(?:is|are|was|were|be|takes?|took|in|at|of|for|by|to|with|from|than|lasts?) $")

@@ -1,11 +1,15 @@
 """Semiotic classes, a file each: how a class is recognised, how it is said, and a table of examples that tests run.
 
 A class module has `STARTS` (the kinds of token that its forms begin with: "digit", "sign", "letter"), `recognise(text,
-at)`, which yields candidates, and `EXAMPLES`. No class knows another's result: where they compete, the costs decide.
+at)`, which yields candidates, and `EXAMPLES`. What a class looks for at some distance from its form is its `FAR`, an
+expression: live text is not cut between the two. No class knows another's result: where they compete, the costs decide.
 """
 
+import re
 from importlib import import_module
 from types import ModuleType
+
+from sonoro.text.english import signs
 
 _NAMES = (
     "abbreviation address bound cardinal chemical citation coordinate date decade digits electronic fraction function "
@@ -16,8 +20,10 @@ CLASSES: tuple[ModuleType, ...] = tuple(import_module(f"{__name__}.{name}") for 
 WORDS = frozenset(
     form
     for module in CLASSES
-    if "WORDS" in vars(module)
-    for word in module.WORDS
+    for word in getattr(module, "WORDS", ())
     for form in (word, word.lower(), word.capitalize())
 )
 """Words of letters alone that a class may begin with when white space or a mark follows; all others are plain."""
+
+FAR = re.compile(rf"(?i)(?:{'|'.join(module.FAR for module in (*CLASSES, signs) if 'FAR' in vars(module))})[^.;]*\Z")
+"""A text whose end may decide how a number or a sign is read that is up to 80 characters away."""

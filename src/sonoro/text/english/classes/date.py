@@ -50,9 +50,8 @@ _BEFORE_DATE = re.compile(
 _SHORT_DATES = re.compile(
     rf"{_MONTH_DAY}(?P<to>\s?[-–]\s?)(?P<one2>1[0-2]|0?[1-9])/(?P<two2>0?[1-9]|[12]\d|3[01])(?![\w/\"]|[-.,]\d)"
 )
-_CARD = re.compile(
-    r"(?i)\b(?:card|visa|mastercard|amex)\b[^.;]* (?:exp\.?|expir(?:es|ed|y|ing)|valid (?:thru|until|to))(?: is|:)? $"
-)
+FAR = r"\b(?:card|visa|mastercard|amex)\b"
+_CARD = re.compile(rf"(?i){FAR}[^.;]* (?:exp\.?|expir(?:es|ed|y|ing)|valid (?:thru|until|to))(?: is|:)? $")
 _CARD_MONTH = re.compile(r"(?P<month>0[1-9]|1[0-2])/(?P<year>\d\d)(?![\w/]|[.,]\d)")
 _DAY_NAME = r"(?:Mon|Tues?|Wed|Thu(?:rs?)?|Fri|Sat|Sun)"
 _WEEKDAY = re.compile(

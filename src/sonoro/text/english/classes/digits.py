@@ -26,10 +26,11 @@ _CALL = re.compile(
 )
 _TEXTED = re.compile(r"(?i)\btext\s$")
 _CALLED = re.compile(r" (?:calls?|callers?|operators?|dispatch(?:ers?)?|centers?|emergency|hotline|lifeline)\b")
+FAR = r"\bport\b"
 _PAIRED = re.compile(
     r"(?i)\b(?:room|rooms|suite|apartment|apt\.?|flight|flights|route|highway|hwy\.?|interstate|bus|gate|channel|boeing|airbus|"
     r"form|office|xbox|levi'?s|fahrenheit|amtrak|tram|train|port|error|status|locker|unit|peugeot|porsche|building)\s#?$"
-    r"|\bport is $"
+    rf"|{FAR} is $"
 )
 _NAMED = re.compile(r"(?<![\w.$£€&-])(?!(?:AD|BC|CE|USD|EUR|GBP|CHF|JPY|ISBN|FY) )[A-Z]{2,5}\s$")
 """Capitals before a number that names a model, a standard, a flight."""

@@ -24,7 +24,8 @@ _RATING = re.compile(r"\b(?:rat(?:ed|ing)(?: of)?|scored?(?: of)?|g[ia]ve|it|thi
 _COUNTED = re.compile(
     r"(?i)\b(?:page|part|step|slide|day|chapter|episode|level|round|question|lap|stage|hole|heat|lesson)s? $"
 )
-_ODDS = re.compile(r"(?i)\bodds\b[^.;]*$")
+FAR = r"\bodds\b"
+_ODDS = re.compile(rf"(?i){FAR}[^.;]*$")
 _QUOTED = re.compile(r" (?:odds|favou?rites?|outsiders?|shots?)\b")
 _SIGN = re.compile(r"(?P<whole>\d+)?\s?(?P<sign>[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞])")
 _IN_NUMBER = re.compile(r"[\d/.,$£€]$")

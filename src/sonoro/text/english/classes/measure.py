@@ -53,10 +53,8 @@ _SECONDS = re.compile(
 )
 _TEN_SECONDS = re.compile(r"(?<!the )\b10s$")
 POWERS = {"²": "square", "2": "square", "³": "cubic", "3": "cubic"}
-_OF_RATE = re.compile(
-    r"(?i)\b(?:rates?|yields?|spreads?|hikes?|cuts?|fed|bonds?|curve|margins?|coupon|premium|points?)\b"
-    r"[^.;]*$|\bby $"
-)
+FAR = r"\b(?:rates?|yields?|spreads?|hikes?|cuts?|fed|bonds?|curve|margins?|coupon|premium|points?)\b"
+_OF_RATE = re.compile(rf"(?i){FAR}[^.;]*$|\bby $")
 _OF_TIME = re.compile(
     r" (?:plan|contract|warranty|term|period|loan|mortgage|delay|drive|walk|ride|break|run|wait|fixed)\b"
 )

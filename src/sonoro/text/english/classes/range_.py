@@ -34,6 +34,7 @@ _WICKETS = re.compile(
     r"(?:\s?(?P<declared>dec)\b\.?)?(?![\w/%]|[-–.,]\d)"
 )
 _CRICKET = re.compile(r"\b(?:overs|wickets?|wkts|all out|not out|stumps|batsm[ae]n)\b|\d dec\b")
+FAR = rf"{_CRICKET.pattern}|\d[/–-]\d"
 _SENTENCE_END = re.compile(r"[.;]\s")
 _BEFORE_SCORE = re.compile(r"\b[A-Z][a-z.]+ $")
 _IN_FORMULA = re.compile(r"(?:[\w)\]]|[-+*/=×]\s?)\($")

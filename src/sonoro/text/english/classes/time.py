@@ -45,7 +45,8 @@ _MILITARY_PAIR = re.compile(
 _DOTTED_AT = re.compile(
     r"(?P<hour>1\d|2[0-3]|0?[1-9])\.(?P<minute>[0-5]\d)(?![\w%]|[.,]\d| (?:per|each|percent|million|billion)\b)"
 )
-_TRAVEL = re.compile(r"\b(?:leav(?:es?|ing)|left|depart\w*|arriv\w*|calls)(?: [a-z]+){0,2} at $")
+FAR = r"\b(?:leav(?:es?|ing)|left|depart\w*|arriv\w*|calls)\b"
+_TRAVEL = re.compile(rf"{FAR}(?: [a-z]+){{0,2}} at $")
 _TRAVELS = re.compile(r" (?:trains?|bus|ferry|coach|service|express|(?:to|from) [A-Z][a-z])")
 _NEXT = r"(?:,?\s?(?=\d))?"
 _DURATION = re.compile(
