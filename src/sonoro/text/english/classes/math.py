@@ -22,7 +22,7 @@ _PRODUCT = (
     r"|(?<=\d)[a-z]{2}(?=\))"
 )
 _TERM = rf"(?:{NUMBER}|{_PRODUCT}|(?:{NAMES})(?![A-Za-z])|[A-Za-z](?![A-Za-z'])|[{LETTERS}]|√)"
-_SUPER = r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]{1,6}"
+_SUPER = r"⁻?[⁰¹²³⁴⁵⁶⁷⁸⁹]{1,6}"
 _SUB = r"[₀-₉]{1,4}"
 _OPERATOR = r"(?:<=|>=|==|!=|[-+*/=<>^×÷·±≠≤≥≈−–])"
 _FOLLOWING = (

@@ -7,7 +7,7 @@ from sonoro.text.english.line import LIKELY, SURE, Candidate, Piece, after, befo
 from sonoro.text.english.numbers import decimal
 from sonoro.text.english.tables import listed
 
-from .common import LABELS, NUMBER, SCALE, is_attributive, pieces
+from .common import INTEGER, LABELS, NUMBER, SCALE, is_attributive, pieces
 from .fraction import mixed, simple
 from .units import unit
 
@@ -19,8 +19,8 @@ _SYMBOL = (
 )
 _POWER = r"(?:[²³]|\^[23]|(?<=[a-zA-Z])[23](?!\d))"
 _AMOUNT = (
-    rf"(?P<number>(?:[1-9]\d{{0,2}}(?: \d{{3}}){{1,3}}(?!\d)|{NUMBER})"
-    rf"(?:\s?/\s?\d+(?=\s?(?:lbs?|cups?|c\.|tsp|tbsp|in|ft|mi|oz|kg)(?!\w)))?)"
+    rf"(?P<number>{INTEGER}\s?/\s?\d+(?=\s?(?:lbs?|cups?|c\.|tsp|tbsp|in|ft|mi|oz|kg)(?!\w))"
+    rf"|[1-9]\d{{0,2}}(?: \d{{3}}){{1,3}}(?!\d)|{NUMBER})"
     rf"(?:[\s-](?P<fraction>\d/\d{{1,2}}))?(?P<vulgar>[½¼¾⅓⅔⅛])?"
     rf"(?:\s(?P<scale>{SCALE}))?"
 )
