@@ -9,18 +9,9 @@ import re
 
 from sonoro.text.english.reader import classes
 
-_CONTEXTS = (
-    "account|acct|call|calls|code|codes|confirmation|dial|dialed|ending|ends|et|ext|extension|number|order|otp|passcode|"
-    "password|pin|pnr|ref|reference|serial|text|tracking|zip|sq|of|per|hundred|thousand|million|billion|trillion|quadrillion"
-)
-"""Words that may be read together with the one behind them, once a number follows or has gone before."""
-
-_JOINT = re.compile(
-    rf"(?<!\S)(?<![\d½⅓⅔¼¾⅛]\s)(?!(?:{_CONTEXTS})[ ]|(?:is|was)[ ][a-z]*(?:\d|\Z))"
-    r"[a-z]{2,}[ ](?=[a-z][a-z ])(?!(?:[ivxlc]+|no)(?![a-z]))"
-)
+_JOINT = re.compile(r"(?<!\S)(?<![\d½⅓⅔¼¾⅛]\s)[a-z]{2,}[ ](?=[a-z][a-z ])(?!(?:[ivxlc]+|no)(?![a-z]))")
 _MARK_JOINT = re.compile(
-    rf"(?<!\S)(?!(?i:{_CONTEXTS})[,;:])[^\s,;:\[\](){{}}<>]{{0,40}}[A-Za-z\d%][,;:][ ]"
+    r"(?<!\S)[^\s,;:\[\](){}<>]{0,40}[A-Za-z\d%][,;:][ ]"
     r"(?=(?!ext\b)[a-z]{2,}[ ]|[$£€]\d{1,3}(?:,\d{3})*[,;:]?[ ])(?![ivxlc]+(?![a-z]))"
 )
 """Behind a comma, a semicolon or a colon: what was before it is settled, and a class reads on behind it only where a
@@ -75,9 +66,9 @@ def _joint_of(text: str, start: int, end: int) -> tuple[int, bool]:
     marked = _MARKED_LINE.search(text, start, end)
     stop = marked.start() if marked else end
     joints = (found.end() for form in (_JOINT, _MARK_JOINT) for found in form.finditer(text, start, stop))
-    far = classes().FAR
+    unsettled = classes().UNSETTLED
     for at in sorted(joints, reverse=True):
-        if _is_balanced(text[start:at]) and not far.search(text[max(start, at - 80) : at]):
+        if _is_balanced(text[start:at]) and not unsettled.search(text[max(start, at - 80) : at]):
             return at, False
     return 0, False
 

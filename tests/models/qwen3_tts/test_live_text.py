@@ -116,6 +116,8 @@ JOINED = (
     "the card that ends so expires 09/27, he took 5/23 as it was in ten overs",
     "from 10 May: $1,200, or 7% of it; the pages: 3, ext 5",
     "Ann: so it is said\nBob: it was said\nCy: that is it, and $x = y + the sum of$ it",
+    "he took just 42:15 for it and ran the 10k of it, on the 10th of march 2020 as scored of 3/10",
+    "the y = an old price - 5 of it, call 988, or 911 for it, the vin ab9453 and the record of 42:15",
     "see [the user guide now](https://a.com) for it, or so",
     "see [the user guide of it](https://example.com/a 'a title of it') for more, or [this is it",
 )

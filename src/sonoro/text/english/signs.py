@@ -27,8 +27,8 @@ _LABEL = re.compile(rf"(?i)\b(?:room|{NUMBERED}) $")
 _KEY = re.compile(r"\b(?:Ctrl|Control|Cmd|Command|Alt|AltGr|Shift|Opt|Option|Win|Fn|CTRL|CMD|ALT|SHIFT) ?$")
 """A key that is held while the one behind a plus is pressed."""
 
-FAR = r"\b(?:press|hit|dial|enter)\b"
-_DIALLED = re.compile(rf"(?i){FAR}[^.;:!?]* (?:(?:or|and|then|the|by) )?$")
+_PRESS = r"\b(?:press|hit|dial|enter)\b"
+_DIALLED = re.compile(rf"(?i){_PRESS}[^.;:!?]* (?:(?:or|and|then|the|by) )?$")
 """Before a key of a telephone."""
 
 _OF_ABOUT = re.compile(r"\b(?:is|are|was|were|be|takes?|took|in|at|of|for|by|to|with|from|than|lasts?) $")
@@ -114,6 +114,7 @@ _BETWEEN = re.compile(r"[\w)] [*%] (?:[\d($€£]|[a-z](?!\w))")
 _OPERAND = re.compile(r"[\w)\]%] $")
 _NEXT_OPERAND = re.compile(r" (?:[\d($€£√]|[A-Za-z](?![A-Za-z])|[A-Za-z]\w*[(_])")
 _EQUALS_BEFORE = re.compile(r"(?:^|\s)[=≈<>≤≥] (?:[^.;:!?\n]|\.\d)*$")
+FAR = rf"{_PRESS}|[=≈<>≤≥] |\w -{_NEXT_OPERAND.pattern}"
 _EQUALS_AFTER = re.compile(r"(?:[^.;:!?\n]|\.\d){0,60}? [=≈] ")
 
 

@@ -1,8 +1,9 @@
 """Semiotic classes, a file each: how a class is recognised, how it is said, and a table of examples that tests run.
 
 A class module has `STARTS` (the kinds of token that its forms begin with: "digit", "sign", "letter"), `recognise(text,
-at)`, which yields candidates, and `EXAMPLES`. What a class looks for at some distance from its form is its `FAR`, an
-expression: live text is not cut between the two. No class knows another's result: where they compete, the costs decide.
+at)`, which yields candidates, and `EXAMPLES`. Two expressions say where live text is not cut: behind words that are
+`NEAR` what they decide, or of it, and between a form and what decides it from afar (`FAR`). No class knows another's
+result: where they compete, the costs decide.
 """
 
 import re
@@ -25,5 +26,8 @@ WORDS = frozenset(
 )
 """Words of letters alone that a class may begin with when white space or a mark follows; all others are plain."""
 
-FAR = re.compile(rf"(?i)(?:{'|'.join(module.FAR for module in (*CLASSES, signs) if 'FAR' in vars(module))})[^.;]*\Z")
-"""A text whose end may decide how a number or a sign is read that is up to 80 characters away."""
+NEAR, FAR = (
+    "|".join(vars(module)[name] for module in (*CLASSES, signs) if name in vars(module)) for name in ("NEAR", "FAR")
+)
+UNSETTLED = re.compile(rf"(?i)(?:\b(?:{NEAR})[,;:]? |(?:{FAR})[^.;]*)\Z")
+"""The end of a text, of at most 80 characters, that decides how what follows is read, or is decided by it."""

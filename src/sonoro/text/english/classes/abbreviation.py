@@ -86,6 +86,7 @@ _WORDS |= pairs(
     "Ste. Marie = Saint Marie | Ste. Anne = Saint Anne | AM/FM = ay M F M | JPEG = J peg | JPEGs = J pegs | "
     "MPEG = M peg | MPEGs = M pegs | LSAT = L sat | MCAT = M cat"
 )
+NEAR = "et"
 _WORD = re.compile(
     "(?:" + "|".join(re.escape(word) for word in sorted(_WORDS, key=len, reverse=True)) + r")(?![\w/])(?P<comma>,?)"
 )

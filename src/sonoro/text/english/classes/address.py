@@ -22,6 +22,7 @@ _KINDS = "|".join(sorted(_STREETS, key=len, reverse=True))
 _COMPASS = pairs(
     "N = North | E = East | S = South | W = West | NE = Northeast | NW = Northwest | SE = Southeast | SW = Southwest"
 )
+NEAR = "de|la|del"
 _STREET = re.compile(
     rf"(?P<number>\d{{1,5}})(?P<letter>[A-Z]?)\s(?:(?P<side>[NSEW]|NE|NW|SE|SW)\.?\s)?(?P<name>(?:(?:[A-Z][\w'.]*|\d{{1,3}}(?:st|nd|rd|th)|de|la|del|of|the)\s){{1,4}}?)"
     rf"(?P<kind>(?i:{_KINDS})|{_FULL})(?![A-Za-z])(?P<dot>\.)?"

@@ -18,7 +18,8 @@ _SHORT_SCALE = re.compile(rf"(?P<number>{FORM})(?P<scale>[kM]|\s?(?:bn|tn))(?![\
 _SCALE_RANGE = re.compile(
     rf"(?P<low>{FORM})(?P<scale1>[kMB])?(?P<to>-|–)(?P<number>{FORM})(?P<scale>[kMB]|bn|tn)(?![\w'])"
 )
-_AFTER_RUN = re.compile(r"(?i)\b(?:ran|runs?|running|race|walk)(?: (?:an?|the|my|his|her|their|first|another))? $")
+NEAR = "ran|runs?|running|race|walk"
+_AFTER_RUN = re.compile(rf"(?i)\b(?:{NEAR})(?: (?:an?|the|my|his|her|their|first|another))? $")
 _BEFORE_RACE = re.compile(r" (?:race|run|walk|jog)\b")
 _BORE = re.compile(
     r"\.(?P<bore>\d{2,3})(?:(?P<cal>[ -]cal)\b\.?"

@@ -50,6 +50,7 @@ _BEFORE_DATE = re.compile(
 _SHORT_DATES = re.compile(
     rf"{_MONTH_DAY}(?P<to>\s?[-–]\s?)(?P<one2>1[0-2]|0?[1-9])/(?P<two2>0?[1-9]|[12]\d|3[01])(?![\w/\"]|[-.,]\d)"
 )
+NEAR = "of"
 FAR = r"\b(?:card|visa|mastercard|amex)\b"
 _CARD = re.compile(rf"(?i){FAR}[^.;]* (?:exp\.?|expir(?:es|ed|y|ing)|valid (?:thru|until|to))(?: is|:)? $")
 _CARD_MONTH = re.compile(r"(?P<month>0[1-9]|1[0-2])/(?P<year>\d\d)(?![\w/]|[.,]\d)")

@@ -14,23 +14,23 @@ STARTS = ("digit",)
 _GROUPS = re.compile(r"(?:\d{1,12}(?:-\d{1,12}){1,5}|\d{3}(?: \d{3}){1,3}|\d{4}(?: \d{4}){1,4})(?![\w-]|[.,]\d)")
 _ANY_RUN = re.compile(r"\d+", re.ASCII)
 _RUN = re.compile(r"\d++(?![.,]?\d)")
+_CALLS = r"call(?:s|ed|ing)?|dial(?:ed)?|ring|phone|text"
+_CODES = r"codes?|pin|otp|zip|password|passcode|cvv|cvc|acct|ref|pnr|ext(?:ension)?"
+_NUMBERED = r"serial|account|reference|confirmation|order|tracking"
+NEAR = rf"{_CALLS}|{_CODES}|{_NUMBERED}|number|end(?:ing|s)|is|was"
 _SPELLED = re.compile(
-    r"""(?ix) \b (?: end(?:ing|s)(?:[ ](?:in|with))? | codes? | pin | otp | zip | dial(?:ed)? | password | passcode
-    | cvv | cvc | acct | ref | pnr | ext(?:ension)? | text[ ](?-i:[A-Z\d]{2,12})[ ]to
-    | (?:serial | account | reference | confirmation | order | tracking)(?:[ ]number)? )
-    \.? [:#\ ]* (?:is[ ]|was[ ])? \#? $"""
+    rf"""(?ix) \b (?: end(?:ing|s)(?:[ ](?:in|with))? | dial(?:ed)? | {_CODES} | text[ ](?-i:[A-Z\d]{{2,12}})[ ]to
+    | (?:{_NUMBERED})(?:[ ]number)? ) \.? [:#\ ]* (?:is[ ]|was[ ])? \#? $"""
 )
 _COUNTED = re.compile(r" (?:lines|words|characters|bytes|pages|people|times)\b")
-_CALL = re.compile(
-    r"(?i)\b(?:call|calls|called|calling|dial|dialed|ring|phone|text|calls? to)\s(?:\d{3}(?:,|,? or)\s)*$"
-)
+_CALL = re.compile(rf"(?i)\b(?:{_CALLS}|calls? to)\s(?:\d{{3}}(?:,|,? or)\s)*$")
 _TEXTED = re.compile(r"(?i)\btext\s$")
 _CALLED = re.compile(r" (?:calls?|callers?|operators?|dispatch(?:ers?)?|centers?|emergency|hotline|lifeline)\b")
-FAR = r"\bport\b"
+FAR = rf"\bport\b|\b(?:{_CALLS}) \d{{3}}"
 _PAIRED = re.compile(
     r"(?i)\b(?:room|rooms|suite|apartment|apt\.?|flight|flights|route|highway|hwy\.?|interstate|bus|gate|channel|boeing|airbus|"
     r"form|office|xbox|levi'?s|fahrenheit|amtrak|tram|train|port|error|status|locker|unit|peugeot|porsche|building)\s#?$"
-    rf"|{FAR} is $"
+    r"|\bport is $"
 )
 _NAMED = re.compile(r"(?<![\w.$£€&-])(?!(?:AD|BC|CE|USD|EUR|GBP|CHF|JPY|ISBN|FY) )[A-Z]{2,5}\s$")
 """Capitals before a number that names a model, a standard, a flight."""

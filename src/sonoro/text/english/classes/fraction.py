@@ -20,7 +20,8 @@ _RATED = re.compile(
     r"(?<![\d/.,])(?P<top>(?:10|\d)(?=/10(?: would|\s*(?:[.,;:!?)\n]|$)))|\d{1,2}\.\d|\d{1,2}(?=/\d+ stars))"
     r"(?P<of>/)(?P<bottom>5|10|100)(?![\d/]|[.,]\d)"
 )
-_RATING = re.compile(r"\b(?:rat(?:ed|ing)(?: of)?|scored?(?: of)?|g[ia]ve|it|this|an?|solid|definite)\s$")
+NEAR = "rat(?:ed|ing)|scored?"
+_RATING = re.compile(rf"\b(?:(?:{NEAR})(?: of)?|g[ia]ve|it|this|an?|solid|definite)\s$")
 _COUNTED = re.compile(
     r"(?i)\b(?:page|part|step|slide|day|chapter|episode|level|round|question|lap|stage|hole|heat|lesson)s? $"
 )

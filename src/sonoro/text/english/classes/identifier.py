@@ -25,8 +25,10 @@ _PARTS = re.compile(r"[A-Za-z]+|\d+|[-/]")
 _PLURAL = re.compile(r"(?P<name>[A-Z]{1,3})-?(?P<number>[1-9]\d{1,2})s(?!\w)")
 _SERIES = re.compile(r"(?:^|-)[A-Z]{1,4}-$")
 _PREFIX = re.compile(r"(?:pre|post|mid|anti|non|early|late|sub|super|trans|all|top|under|over)-\d")
+_CODES = "pnr|otp|code|ref|id|serial|plate|vin"
+NEAR = rf"{_CODES}|tracking|consignment|no"
 _CODED = re.compile(
-    r"(?i)\b(?:pnr|otp|code|ref|id|serial|plate|vin|(?:tracking|consignment)(?= no| number|:))"
+    rf"(?i)\b(?:{_CODES}|(?:tracking|consignment)(?= no| number|:))"
     r"(?: no\.?| number)?(?: is)?:? #?$"
 )
 _LONG = re.compile(r"(?=[A-Z\d]{10})[A-Z\d]*\d[A-Z]+\d")

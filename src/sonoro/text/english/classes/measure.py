@@ -13,6 +13,7 @@ from .units import unit
 
 STARTS = ("digit", "sign")
 
+NEAR = rf"per|sq|cu|fl|{SCALE}"
 _SYMBOL = (
     r"(?:sq\.?[ -]?(?:ft|m|km|mi)\.?|cu ft|fl\.? oz|ft-lb|(?:°|deg\.?)\s[CF](?![A-Za-z])"
     r"|[A-Za-zμΩÅ°%‰¢]{1,5})"

@@ -37,6 +37,7 @@ _TOKEN = re.compile(
 _SIGNS = re.compile(r"(?P<numeral>[Ⅰ-Ⅿⅰ-ⅿ]+)")
 _RULER = re.compile(rf"\b(?:(?:{_TITLES}) [A-Z][a-z]+|{_RULERS})\s$")
 _NAMED = re.compile(rf"\b(?:{_RULERS}|{_FIRST_NAMES})(?: [A-Z]\.?)?(?: [A-Z][a-z]+)?,?\s$")
+FAR = rf"\b(?:{_NUMBERED})s? {_NUMERAL}\b"
 _COUNTED = re.compile(rf"\b(?:(?i:{_NUMBERED})s?)\s(?:{_NUMERAL}(?:, (?:and |or )?| and | or | to | & |--?|–))*$")
 _ANY_NAME = re.compile(r"\b[A-Z][a-z]+\s$")
 _CLEAR = re.compile(r"III?|VIII?|IX|XI{1,3}|XI?V|XVI{1,3}|XIX|XXI{1,3}|XXI?V|XXVI{1,3}|XXIX|IV|VI")

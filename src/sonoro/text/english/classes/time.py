@@ -33,7 +33,9 @@ _BARE = re.compile(
 )
 _BARE_TO = re.compile(r"(?P<hour>1[0-2]|[1-9])(?P<to>[-–—])(?=(?:[01]?\d|2[0-3]):[0-5]\d(?![\d:]))")
 _MINUTES = re.compile(r"(?P<minute>2[5-9]|[3-9]\d|\d{3}):(?P<second>[0-5]\d)(?![\w:]|\.\d)")
-_OF_MINUTES = re.compile(r"\b(?:in|time of|record of|at|ran|took|lasts|lasted)(?: (?:just|about|under|over))? $")
+_RAN = "in|at|ran|took|lasts|lasted"
+NEAR = rf"{_RAN}|time|record"
+_OF_MINUTES = re.compile(rf"\b(?:{_RAN}|time of|record of)(?: (?:just|about|under|over))? $")
 _MILITARY = re.compile(r"(?P<hour>[01]\d|2[0-4])(?P<minute>[0-5]\d)(?P<unit>\s?(?:hours|hrs?)\b|Z\b)")
 _MILITARY_AT = re.compile(r"(?P<hour>0\d)(?P<minute>[0-5]\d)(?!\w|[-–.,]\d)")
 _MILITARY_TO = re.compile(
