@@ -43,16 +43,20 @@ _BACKWARD = re.compile(
 _MONTH_DAY = r"(?P<one>1[0-2]|0?[1-9])/(?P<two>0?[1-9]|[12]\d|3[01])"
 _SHORT_DATE = re.compile(rf"{_MONTH_DAY}(?![\d/])")
 _DAY_MONTH = re.compile(r"(?P<one>1[3-9]|2\d|3[01])/(?P<two>1[0-2]|0?[1-9])(?![\w/\"]|[.,]\d)")
+_PLANNED = "booked|confirmed|moved|planned|rescheduled|scheduled|set"
 _BEFORE_DATE = re.compile(
     r"(?i)\b(?:on|by|until|since|before|after|due|dated|expires|through|deadline:?|ends|starts|begins|"
-    r"(?:mon|tues?|tu|wed|thurs?|thu|fri|sat|sun)(?:day)?\.?,?) \(?$"
+    rf"(?:mon|tues?|tu|wed|thurs?|thu|fri|sat|sun)(?:day)?\.?,?|(?:{_PLANNED}) (?:for|to)) \(?$"
 )
+_AT_TIME = re.compile(r",? (?:at|@|from) (?:1[0-2]|\d)(?::\d\d| ?[ap]\.?m|-| to )", re.IGNORECASE)
 _SHORT_DATES = re.compile(
     rf"{_MONTH_DAY}(?P<to>\s?[-–]\s?)(?P<one2>1[0-2]|0?[1-9])/(?P<two2>0?[1-9]|[12]\d|3[01])(?![\w/\"]|[-.,]\d)"
 )
-NEAR = "of"
+NEAR = rf"of|{_PLANNED}"
 FAR = r"\b(?:card|visa|mastercard|amex)\b"
-_CARD = re.compile(rf"(?i){FAR}[^.;]* (?:exp\.?|expir(?:es|ed|y|ing)|valid (?:thru|until|to))(?: is|:)? $")
+_CARD = re.compile(
+    rf"(?i){FAR}[^.;]*(?:\.\d[^.;]*)* (?:exp\.?|expir(?:es|ed|y|ing)|valid (?:thru|until|to))(?: is|:)? $"
+)
 _CARD_MONTH = re.compile(r"(?P<month>0[1-9]|1[0-2])/(?P<year>\d\d)(?![\w/]|[.,]\d)")
 _DAY_NAME = r"(?:Mon|Tues?|Wed|Thu(?:rs?)?|Fri|Sat|Sun)"
 _WEEKDAY = re.compile(
@@ -146,11 +150,9 @@ def _in_digits(text: str, at: int) -> Iterator[Candidate]:
     if found := _BACKWARD.match(text, at):
         yield from _backward(found)
     found = _SHORT_DATE.match(text, at) or _DAY_MONTH.match(text, at)
-    if found and _BEFORE_DATE.search(before(text, at)):
-        month, day = (found["one"], found["two"]) if int(found["one"]) <= 12 else (found["two"], found["one"])
-        name = MONTHS[int(month) - 1]
-        said = f"{name} {ordinal(day)}" if month is found["one"] else f"the {ordinal(day)} of {name}"
-        yield whole(found, LIKELY + 1, said)
+    if found and (_BEFORE_DATE.search(before(text, at)) or _AT_TIME.match(after(text, found.end()))):
+        said = f"{MONTHS[int(found['one']) - 1]} {ordinal(found['two'])}" if int(found["one"]) <= 12 else ""
+        yield whole(found, LIKELY + 1, said or f"the {ordinal(found['one'])} of {MONTHS[int(found['two']) - 1]}")
 
 
 def _backward(found: re.Match[str]) -> Iterator[Candidate]:
