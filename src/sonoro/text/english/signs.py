@@ -138,7 +138,7 @@ def _compared(text: str, start: int, end: int) -> str:
 
 _MENU = re.compile(
     r"(?:\b(?:Settings|Preferences|File|Edit|View|Tools|Help|Menu|Options|System)|(?:\b[Gg]o to|\b[Oo]pen|\b[Cc]lick|"
-    r"\b[Tt]ap|\b[Ss]elect|\b[Cc]hoose|>) [A-Z][\w ]{1,30}) $"
+    r"\b[Tt]ap|\b[Ss]elect|\b[Cc]hoose|>) [A-Z][\w &-]{1,30}) $"
 )
 """An entry of a menu before the next one: Settings > Privacy."""
 

@@ -12,6 +12,8 @@ from types import ModuleType
 
 from sonoro.text.english import signs
 
+from .common import SENTENCE
+
 _NAMES = (
     "abbreviation address bound cardinal chemical citation coordinate date decade digits electronic fraction function "
     "identifier initialism length math measure money ordinal period range_ rate roman scripture telephone time version"
@@ -29,5 +31,5 @@ WORDS = frozenset(
 NEAR, FAR = (
     "|".join(vars(module)[name] for module in (*CLASSES, signs) if name in vars(module)) for name in ("NEAR", "FAR")
 )
-UNSETTLED = re.compile(rf"(?i)(?:\b(?:{NEAR})[,;:]? |(?:{FAR})[^.;]*)\Z")
+UNSETTLED = re.compile(rf"(?i)(?:\b(?:{NEAR})[,;:]? |(?:{FAR}){SENTENCE})\Z")
 """The end of a text, of at most 80 characters, that decides how what follows is read, or is decided by it."""

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from sonoro.text.english.line import SURE, Candidate, Piece, before
-from sonoro.text.english.tables import NUMBERED, pairs
+from sonoro.text.english.tables import NUMBERED, listed, pairs
 
 from .common import before_capital, ends_sentence, whole
 
@@ -44,7 +44,7 @@ _DOTTED = pairs(
     "Ave = Avenue | Blvd = Boulevard | Rd = Road | Ln = Lane | Hwy = Highway | Pkwy = Parkway | Sq = Square | "
     "Expy = Expressway | acct = account | Weds = Wednesday | qty = quantity | agg = aggregate | p.a = per annum | "
     "asst = assistant | mgr = manager | attn = attention | yr = year | wk = week | hr = hour | rm = room | "
-    "Ret = retired"
+    "Ret = retired | doz = dozen | pkg = package"
 )
 _DOTTED = {word.capitalize(): said.capitalize() for word, said in _DOTTED.items() if word.islower()} | _DOTTED
 """Expanded if a dot follows, which ends a sentence only before a usual first word."""
@@ -74,13 +74,15 @@ _WORDS = pairs(
     "YoY = Y O Y | QoQ = Q O Q | MoM = M O M | P/E = P E | wkts = wickets | pts = points | "
     "I/O = I O | A/B = ay B | AC/DC = ay C D C | TCP/IP = T C P I P | ISO/IEC = I S O I E C | PCIe = P C I e | "
     "M.2 = M dot two | NVMe = N V M e | Mbps = megabits per second | Gbps = gigabits per second | "
-    "mmHg = millimeters of mercury | wks = weeks | NE = northeast | NW = northwest | SE = southeast | SW = southwest"
+    "mmHg = millimeters of mercury | rebs = rebounds | asts = assists | m/m = month on month | rn = right now | "
+    "wks = weeks | NE = northeast | NW = northwest | SE = southeast | SW = southwest | M-F = Monday to Friday"
 )
 _CHAT = pairs(
     "thx = thanks | pls = please | plz = please | ppl = people | nvm = never mind | gr8 = great | l8r = later | "
-    "tmrw = tomorrow | msg = message | msgs = messages | tl;dr = T L D R"
+    "tmrw = tomorrow | 2nite = tonight | 2day = today | ur = your | rly = really | mtg = meeting | mtgs = meetings | "
+    "msg = message | msgs = messages | tl;dr = T L D R"
 )
-_WORDS |= _CHAT | {word.capitalize(): said.capitalize() for word, said in _CHAT.items()}
+_WORDS |= {word.capitalize(): said.capitalize() for word, said in _CHAT.items()} | _CHAT
 _WORDS |= pairs(
     "TL;DR = T L D R | Rt. Hon. = Right Honourable | ATTN = attention | INT. = Interior | EXT. = Exterior | "
     "Ste. Marie = Saint Marie | Ste. Anne = Saint Anne | AM/FM = ay M F M | JPEG = J peg | JPEGs = J pegs | "
@@ -96,7 +98,10 @@ _TITLE_ALONE = re.compile(
     r"(?=\.,? (?!ed\b|of\b)[a-z]|\.'s|\.\s*$))\."
 )
 _BEHIND_NTH = re.compile(r"(?P<word>[Ff]l|c|ed)\.(?!\w)")
-_AFTER_DAY = re.compile(r"\b(?:Mon|Tues?|Wed|Thu|Thurs|Fri|Sat)(?:\.,?|,)?(?: (?:and|or|to|through|&))? $")
+_AFTER_DAY = re.compile(
+    r"\b(?:Mon|Tues?|Wed|Thu|Thurs|Fri|Sat)(?:\.,?|,)?(?: (?:and|or|to|through|&))? $"
+    r"|\b(?:[Cc]losed|[Oo]pen|[Ee]very|[Nn]ext|[Ll]ast|[Tt]his|[Oo]n) $"
+)
 _LABEL_NUMBER = re.compile(r"(?P<word>[Nn]o)\.(?!\s?\d)")
 _LETTERED = re.compile(r"(?P<word>(?i:apt|ste|rm|fig|tbl)|App)\.(?= [A-Z](?![\w']))")
 _LABELLED = re.compile(rf"(?i)\b(?:{NUMBERED}) $")
@@ -104,6 +109,10 @@ _BEHIND = (
     (_BEHIND_NTH, re.compile(r"\d(?:st|nd|rd|th) $"), {"fl": "Floor", "c": "century", "ed": "edition"}),
     (re.compile(r"(?P<word>pp)\.(?!\s?\w)"), re.compile(r"\d $"), {"pp": "pages"}),
     (re.compile(r"(?P<word>Sun)\.(?!\w)"), _AFTER_DAY, {"sun": "Sunday"}),
+    (re.compile(r"(?P<word>lg|med)\b\.?(?= [a-z])"), re.compile(r"[\d½] $"), {"lg": "large", "med": "medium"}),
+    (re.compile(r"(?P<word>med)(?=[- ](?:low|high|heat)\b)"), re.compile(r"$"), {"med": "medium"}),
+    (re.compile(r"(?P<word>def)\.(?= [A-Z])"), re.compile(r"[A-Z][\w.'-]* $"), {"def": "defeated"}),
+    (re.compile(r"(?P<word>y/o)(?= [a-z])"), re.compile(r"\b(?:an?|the|my|his|her|our) \d+ ?$"), {"y/o": "year old"}),
     (
         re.compile(r"(?P<word>Del|Ins)(?![\w'])"),
         re.compile(r"\w ?[+-] ?$|(?:[Pp]ress|[Hh]it) $"),
@@ -130,8 +139,10 @@ _WITH = re.compile(r"w/(?:\s|(?=\w\w))")
 _F_STOP = re.compile(r"[fF]/(?=\d)")
 _AGAINST = re.compile(r"vs?\.?(?= [A-Z])")
 _HASH = re.compile(r"(?:#|№\s?)(?=\d)")
-WORDS = frozenset(
-    [*_TITLES, *_DOTTED, *_BEFORE_NUMBER, *(word.split()[0].rstrip(".") for word in _WORDS), "Sun", "Ins", "ed"]
+WORDS = (
+    listed("Sun Ins ed lg med def")
+    | {*_TITLES, *_DOTTED, *_BEFORE_NUMBER}
+    | {word.split()[0].rstrip(".") for word in _WORDS}
 )
 _IN_WORD = re.compile(r"[\w']$")
 _AFTER_NAME = re.compile(r"[A-Z][\w.]* $")
@@ -150,17 +161,17 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         yield whole(found, SURE, "with")
     if found := _F_STOP.match(text, at):
         yield whole(found, SURE, "f")
+    for form, context_before, words in _BEHIND:
+        if (found := form.match(text, at)) and context_before.search(before(text, at)):
+            said = words[found["word"].lower()]
+            mark = "." * (found[0].endswith(".") and ends_sentence(text, found.end()))
+            yield _said(found, found["word"], said.capitalize() if found["word"] == "No" else said, mark)
     if (found := _WORD.match(text, at)) and not _IN_ADDRESS.search(context):
         word = found[0].rstrip(",")
         comma = "," * (found["comma"] != "" or word in ("e.g.", "i.e.", "E.g.", "I.e.", "N.B."))
         yield _said(found, word, _WORDS[word], comma)
     if (found := _TITLE.match(text, at)) and _is_title(text, found):
         yield _said(found, found["word"], _TITLES[found["word"]], "")
-    for form, context_before, words in _BEHIND:
-        if (found := form.match(text, at)) and context_before.search(before(text, at)):
-            said = words[found["word"].lower()]
-            mark = "." * (found[0].endswith(".") and ends_sentence(text, found.end()))
-            yield _said(found, found["word"], said.capitalize() if found["word"] == "No" else said, mark)
     if found := _LETTERED.match(text, at):
         said = _BEFORE_NUMBER[found["word"].lower()]
         yield _said(found, found["word"], said.capitalize() if found["word"][0].isupper() else said, "")
@@ -171,7 +182,7 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     if found := _TITLE_ALONE.match(text, at):
         mark = "." * ends_sentence(text, found.end())
         yield _said(found, found["word"], _TITLES[found["word"]], mark)
-    if found := _WITH_DOT.match(text, at):
+    if (found := _WITH_DOT.match(text, at)) and not _is_name(text, found):
         word = found["word"]
         is_end = not found["comma"] and (
             before_capital(text, found.end()) if word == "etc" else ends_sentence(text, found.end())
@@ -185,6 +196,11 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
 def _is_title(text: str, found: re.Match[str]) -> bool:
     """Whether it stands before a name: not the Ft of feet, nor the St or Dr of a street, which `address` reads."""
     return bool(found["dot"]) or found["word"] in ("Mr", "Mrs", "Ms", "Dr", "Prof", "Mt", "St")
+
+
+def _is_name(text: str, found: re.Match[str]) -> bool:
+    """Whether it is a name at the end of a sentence: said Max."""
+    return found["word"] == "Max" and before(text, found.start(), 2)[:1].isalpha() and before_capital(text, found.end())
 
 
 def _said(found: re.Match[str], word: str, said: str, mark: str) -> Candidate:

@@ -11,12 +11,15 @@ from .common import whole
 STARTS = ("sign",)
 
 _BOUND = re.compile(r"(?P<sign>>=|<=|[<>≥≤]|~(?=\s?[$£€¥₹]))\s?(?=-?~?[$£€¥₹]?\.?\d)")
+_HEART = re.compile(r"<3(?=\s*(?:$|\n|!|<3))")
 _SAID = pairs("> = more than | < = less than | >= = at least | <= = at most | ≥ = at least | ≤ = at most | ~ = about")
 _COMPARED = re.compile(r"\w\s?$|[)\]%²³°]\s?$|\w\|\s?$|[^\s(\[,;:\"|]$")
 """What is compared: a number, a variable, or whatever touches the sign."""
 
 
 def recognise(text: str, at: int) -> Iterator[Candidate]:
+    if (found := _HEART.match(text, at)) and text[at - 2 : at - 1] not in ("", *"=<>"):
+        yield whole(found, SURE / 4, "heart")
     found = _BOUND.match(text, at)
     if found is None:
         return

@@ -25,6 +25,8 @@ _BORE = re.compile(
     r"\.(?P<bore>\d{2,3})(?:(?P<cal>[ -]cal)\b\.?"
     r"|(?=[ -](?:calib(?:er|re)|ACP|LR|[Mm]agnum|rifles?|pistols?|revolvers?|handguns?|rounds?|bullets?)\b))"
 )
+_AVERAGE = re.compile(r"\.(?P<average>\d{3})(?![\w.])")
+_OF_BATTER = re.compile(r"\b(?:hit(?:s|ting)?|bat(?:s|ted|ting)?|averag(?:es?|ed|ing)|slugg(?:ed|ing)) $")
 _SCALES = {"k": "thousand", "m": "million", "b": "billion", "bn": "billion", "tn": "trillion"}
 _SCIENTIFIC = re.compile(r"(\d+(?:\.\d+)?)(?:[eE]([+-]?)(\d{1,3})|\s?(?:[x×*]|·)\s?10\^(-?)(\d{1,3}))(?![\w-])")
 _SPACED = re.compile(r"[1-9]\d{0,2}(?: \d{3}){0,3} 000(?![\w]| ?\d)")
@@ -71,6 +73,8 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
             yield whole(found, SURE, f"{decimal(found[1])} times ten to the power of {minus}{cardinal(power)}")
     if (found := _BORE.match(text, at)) and not _IN_TOKEN.search(before(text, at, 1)):
         yield pieces(found, SURE / 2, (grouped(found["bore"]), "bore"), ("cal" * bool(found["cal"]), "cal"))
+    if (found := _AVERAGE.match(text, at)) and _OF_BATTER.search(before(text, at)):
+        yield whole(found, SURE, grouped(found["average"]))
     if found := _SPACED.match(text, at):
         yield whole(found, LIKELY, cardinal(found[0].replace(" ", "")))
     if (found := _GROUPED.match(text, at)) and not _IN_NUMBER.search(before(text, at, 1)):

@@ -12,6 +12,9 @@ Atomic: a number is never matched in part, so a pattern with several takes linea
 
 SCALE = r"(?:hundred|thousand|million|billion|trillion|quadrillion)"
 
+SENTENCE = r"[^.;]*+(?:\.\d[^.;]*+)*+"
+"""What stands between a number and a word of the same sentence that decides how it is read."""
+
 TO = r"\s?(?:-|–|—|--|to|through)\s?"
 DASH = r"\s?(?:-|–|—|--)\s?"
 

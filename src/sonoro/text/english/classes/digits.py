@@ -19,8 +19,9 @@ _CODES = r"codes?|pin|otp|zip|password|passcode|cvv|cvc|acct|ref|pnr|ext(?:ensio
 _NUMBERED = r"serial|account|reference|confirmation|order|tracking"
 NEAR = rf"{_CALLS}|{_CODES}|{_NUMBERED}|number|end(?:ing|s)|is|was"
 _SPELLED = re.compile(
-    rf"""(?ix) \b (?: end(?:ing|s)(?:[ ](?:in|with))? | dial(?:ed)? | {_CODES} | text[ ](?-i:[A-Z\d]{{2,12}})[ ]to
-    | (?:{_NUMBERED})(?:[ ]number)? ) \.? [:#\ ]* (?:is[ ]|was[ ])? \#? $"""
+    rf"""(?ix) \b (?: end(?:ing|s)(?:[ ](?:in|with))? | dial(?:ed)? | {_CODES}
+    | (?:text|reply|send)[ ](?-i:[A-Z\d]{{2,12}})[ ]to | (?:{_NUMBERED})(?:[ ]number)? )
+    \.? [:#\ ]* (?:is[ ]|was[ ])? \#? $"""
 )
 _COUNTED = re.compile(r" (?:lines|words|characters|bytes|pages|people|times)\b")
 _CALL = re.compile(rf"(?i)\b(?:{_CALLS}|calls? to)\s(?:\d{{3}}(?:,|,? or)\s)*$")
@@ -30,7 +31,7 @@ FAR = rf"\bport\b|\b(?:{_CALLS}) \d{{3}}"
 _PAIRED = re.compile(
     r"(?i)\b(?:room|rooms|suite|apartment|apt\.?|flight|flights|route|highway|hwy\.?|interstate|bus|gate|channel|boeing|airbus|"
     r"form|office|xbox|levi'?s|fahrenheit|amtrak|tram|train|port|error|status|locker|unit|peugeot|porsche|building)\s#?$"
-    r"|\bport is $"
+    r"|\bport (?:is|to) $"
 )
 _NAMED = re.compile(r"(?<![\w.$£€&-])(?!(?:AD|BC|CE|USD|EUR|GBP|CHF|JPY|ISBN|FY) )[A-Z]{2,5}\s$")
 """Capitals before a number that names a model, a standard, a flight."""

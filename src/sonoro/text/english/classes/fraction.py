@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from sonoro.text.english.line import LIKELY, POSSIBLE, SURE, Candidate, after, before
 from sonoro.text.english.numbers import cardinal, decimal, grouped, ordinal
 
-from .common import pieces, whole
+from .common import SENTENCE, pieces, whole
 
 STARTS = ("digit", "sign")
 
@@ -26,7 +26,7 @@ _COUNTED = re.compile(
     r"(?i)\b(?:page|part|step|slide|day|chapter|episode|level|round|question|lap|stage|hole|heat|lesson)s? $"
 )
 FAR = r"\bodds\b"
-_ODDS = re.compile(rf"(?i){FAR}[^.;]*$")
+_ODDS = re.compile(rf"(?i){FAR}{SENTENCE}$")
 _QUOTED = re.compile(r" (?:odds|favou?rites?|outsiders?|shots?)\b")
 _SIGN = re.compile(r"(?P<whole>\d+)?\s?(?P<sign>[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞])")
 _IN_NUMBER = re.compile(r"[\d/.,$£€]$")

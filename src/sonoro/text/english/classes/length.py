@@ -23,9 +23,11 @@ _FEET_RANGE = re.compile(r"(?P<low>\d{1,3})'(?P<to>\s?(?:-|–|to)\s?)(?=\d{1,3}
 _INCHES = re.compile(rf"(?:(?P<number>{NUMBER})(?![/\d]))?[\s-]?(?P<part>{_PART})?\s?\"(?!\w)")
 _OPEN_QUOTE = re.compile(r"(?:^|[\s(\[])\"(?=\w)[^\"]*$")
 _SIDES = re.compile(
-    rf"(?P<one>{NUMBER})(?P<unit>['\"])?\s?(?P<by>[x×]|by)\s?(?P<two>{NUMBER})(?P<unit2>['\"])"
-    rf"(?:\s?(?P<by2>[x×]|by)\s?(?P<three>{NUMBER})(?P<unit3>['\"]))?"
+    rf"(?P<one>{NUMBER})(?P<unit>['\"])?(?P<side>[WDHL])?\s?(?P<by>[x×]|by)\s?"
+    rf"(?P<two>{NUMBER})(?P<unit2>['\"])(?P<side2>[WDHL](?!\w))?"
+    rf"(?:\s?(?P<by2>[x×]|by)\s?(?P<three>{NUMBER})(?P<unit3>['\"])(?P<side3>[WDHL](?!\w))?)?"
 )
+_SIDE = {"W": "wide", "D": "deep", "H": "high", "L": "long"}
 _FOOT = re.compile(r"(?P<number>\d{1,5})'(?![\w'])")
 _SIZED = re.compile(r"\s?(?:by|tall|wide|long|high|deep|ladder|ceilings?)\b")
 _INCH_WORD = re.compile(
@@ -86,10 +88,11 @@ def _inches(number: str | None, part: str | None = None) -> str:
 def _sides(found: re.Match[str]) -> Candidate:
     """The sides of a thing: the unit of all but the last is said where it is written."""
     parts: list[tuple[str, str]] = []
-    for number, unit, by in (("one", "unit", ""), ("two", "unit2", "by"), ("three", "unit3", "by2")):
+    for number, which, by in (("one", "", ""), ("two", "2", "by"), ("three", "3", "by2")):
         if found[number]:
-            named = {"'": "foot" if found[number] == "1" else "feet", '"': "inches"}.get(found[unit] or "", "")
-            parts += [("by", by)] * bool(by) + [(f"{decimal(found[number])} {named}".strip(), number)]
+            unit, side = found[f"unit{which}"], _SIDE.get(found[f"side{which}"], "")
+            named = {"'": "foot" if found[number] == "1" else "feet", '"': "inches"}.get(unit or "", "")
+            parts += [("by", by)] * bool(by) + [(f"{decimal(found[number])} {named} {side}".strip(), number)]
     return pieces(found, SURE, *parts)
 
 

@@ -7,13 +7,13 @@ from sonoro.text.english.line import LIKELY, SURE, Candidate, Piece, after, befo
 from sonoro.text.english.numbers import decimal
 from sonoro.text.english.tables import listed
 
-from .common import INTEGER, LABELS, NUMBER, SCALE, is_attributive, pieces
+from .common import INTEGER, LABELS, NUMBER, SCALE, SENTENCE, is_attributive, pieces
 from .fraction import mixed, simple
 from .units import unit
 
 STARTS = ("digit", "sign")
 
-NEAR = rf"per|sq|cu|fl|{SCALE}"
+NEAR = rf"per|sq|cu|fl|highs?|lows?|{SCALE}"
 _SYMBOL = (
     r"(?:sq\.?[ -]?(?:ft|m|km|mi)\.?|cu ft|fl\.? oz|ft-lb|(?:°|deg\.?)\s[CF](?![A-Za-z])"
     r"|[A-Za-zμΩÅ°%‰¢]{1,5})"
@@ -54,8 +54,16 @@ _SECONDS = re.compile(
 )
 _TEN_SECONDS = re.compile(r"(?<!the )\b10s$")
 POWERS = {"²": "square", "2": "square", "³": "cubic", "3": "cubic"}
-FAR = r"\b(?:rates?|yields?|spreads?|hikes?|cuts?|fed|bonds?|curve|margins?|coupon|premium|points?)\b"
-_OF_RATE = re.compile(rf"(?i){FAR}[^.;]*$|\bby $")
+_RATE = r"\b(?:rates?|yields?|spreads?|hikes?|cuts?|fed|bonds?|curve|margins?|coupon|premium|points?)\b"
+_OF_RATE = re.compile(rf"(?i){_RATE}{SENTENCE}$|\bby $")
+_TEMPERATURE = (
+    r"\b(?:ovens?|temp(?:erature)?s?|(?:pre)?heat(?:ed|ing)?|bak(?:e|ed|ing)|roast(?:ed|ing)?|fever|boils?|freezes)\b"
+)
+_OF_TEMPERATURE = re.compile(
+    rf"(?i){_TEMPERATURE}{SENTENCE}$|\b(?:(?:high|low)s? of|it(?:'s| is| was)) $|\d\s?°?[FC]\s?(?:\(|/|or) ?$"
+)
+_BEFORE_TEMPERATURE = re.compile(r"\s?(?:\(|/|or )\s?\d{2,3}\s?°?[FC]\b")
+FAR = f"{_RATE}|{_TEMPERATURE}"
 _OF_TIME = re.compile(
     r" (?:plan|contract|warranty|term|period|loan|mortgage|delay|drive|walk|ride|break|run|wait|fixed)\b"
 )
@@ -110,6 +118,11 @@ def _number(found: re.Match[str]) -> str:
 def _measure(text: str, found: re.Match[str]) -> Candidate | None:
     symbol = re.sub(r"(?<=[glq])\.?[ -]", " ", found["symbol"]).replace("° ", "°").rstrip(".")
     is_close = found["gap"] in ("", "-")
+    if symbol in ("F", "C") and len(found["number"]) > 1 and not _LABELLED.search(before(text, found.start())):
+        is_temperature = _OF_TEMPERATURE.search(before(text, found.start(), 60)) or _BEFORE_TEMPERATURE.match(
+            after(text, found.end())
+        )
+        symbol = "°" * bool(is_temperature) + symbol
     names = unit(symbol)
     if found["low"] and found["by"] in "-–—" and re.match(r"\s?[=≈]", text[found.end() : found.end() + 2]):
         return None

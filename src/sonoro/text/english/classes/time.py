@@ -10,7 +10,7 @@ from .common import DASH, before_capital, pieces
 
 STARTS = ("digit", "letter")
 
-_HALF = r"(?P<half>[aApP])\.?\s?[mM](?![a-zA-Z])(?P<dot>\.)?"
+_HALF = r"(?P<half>[aApP])(?:\.?\s?[mM](?![a-zA-Z])(?P<dot>\.)?|(?<=:\d\d[ap])(?![\w'/-]))"
 _ZONE = r"(?:\s?\(?(?P<zone>(?i:[ecmp][sd]t|gmt|utc|[ecmp]\.[sd]\.t\.?|cet|cest|bst|ist|jst|et|pt)(?![A-Za-z]))\)?)"
 _CLOCK = re.compile(
     rf"(?P<hour>[01]?\d|2[0-4])(?::(?P<minute>[0-5]\d)(?::(?P<second>[0-5]\d)(?P<part>\.\d{{1,9}})?)?)(?!\d|:|\.\d)(?:\s?{_HALF}|(?P<h>\s?h(?:rs?)?\b))?{_ZONE}?(?P<z>Z\b|(?:(?<=T\d\d:\d\d)|(?<=T\d\d:\d\d:\d\d))[+-]\d\d:?\d\d\b)?"
@@ -155,7 +155,7 @@ def _time(text: str, found: re.Match[str]) -> Candidate:
         said = f"{cardinal(bare)} {_minutes(minute)}"
     parts: list[tuple[str, str]] = [(said, "hour")]
     if half:
-        letter = found[0][found.start("half") - found.start() + 1 :].strip(". ")[0]
+        letter = "M" if found[0][found.end("half") - found.start() :].strip(". ").startswith("M") else "m"
         parts.append((f"{'ay' if half in 'aA' else half} {letter}", "half"))
     if found.groupdict().get("h"):
         parts.append(("hours", "h"))
