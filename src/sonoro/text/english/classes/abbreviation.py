@@ -44,7 +44,7 @@ _DOTTED = pairs(
     "Ave = Avenue | Blvd = Boulevard | Rd = Road | Ln = Lane | Hwy = Highway | Pkwy = Parkway | Sq = Square | "
     "Expy = Expressway | acct = account | Weds = Wednesday | qty = quantity | agg = aggregate | p.a = per annum | "
     "asst = assistant | mgr = manager | attn = attention | yr = year | wk = week | hr = hour | rm = room | "
-    "Ret = retired | doz = dozen | pkg = package"
+    "Ret = retired | doz = dozen | pkg = package | pkgs = packages | ea = each | Lieut = Lieutenant | Regt = Regiment"
 )
 _DOTTED = {word.capitalize(): said.capitalize() for word, said in _DOTTED.items() if word.islower()} | _DOTTED
 """Expanded if a dot follows, which ends a sentence only before a usual first word."""
@@ -54,9 +54,10 @@ _BEFORE_NUMBER = pairs(
     "fig = figure | figs = figures | vol = volume | vols = volumes | ch = chapter | chap = chapter | "
     "eq = equation | ext = extension | nos = numbers | ep = episode | p = page | pp = pages | ver = version | "
     "art = article | sec = section | para = paragraph | no = number | tbl = table | app = appendix | "
-    "cl = clause | amend = amendment | op = opus | pg = page | pgs = pages | ln = line | blk = block"
+    "cl = clause | amend = amendment | op = opus | pg = page | pgs = pages | ln = line | blk = block | "
+    "pop = population | elev = elevation"
 )
-_NEEDS_DOT = frozenset(["cl", "amend", "op", "p", "pp", "art", "sec", "para", "no", "app", "ln"])
+_NEEDS_DOT = frozenset(["cl", "amend", "op", "p", "pp", "art", "sec", "para", "no", "app", "ln", "pop"])
 _WORDS = pairs(
     "w/o = without | et al. = et al | et seq. = et seq | etc = et cetera | A/C = ay C | "
     "E.g. = For example | I.e. = That is | N.B. = Note | N.b. = Note | "
@@ -75,12 +76,13 @@ _WORDS = pairs(
     "I/O = I O | A/B = ay B | AC/DC = ay C D C | TCP/IP = T C P I P | ISO/IEC = I S O I E C | PCIe = P C I e | "
     "M.2 = M dot two | NVMe = N V M e | Mbps = megabits per second | Gbps = gigabits per second | "
     "mmHg = millimeters of mercury | rebs = rebounds | asts = assists | m/m = month on month | rn = right now | "
+    "M/W/F = Monday Wednesday Friday | bus. days = business days | fan/gas = fan or gas | acct = account | "
     "wks = weeks | NE = northeast | NW = northwest | SE = southeast | SW = southwest | M-F = Monday to Friday"
 )
 _CHAT = pairs(
     "thx = thanks | pls = please | plz = please | ppl = people | nvm = never mind | gr8 = great | l8r = later | "
     "tmrw = tomorrow | 2nite = tonight | 2day = today | ur = your | rly = really | mtg = meeting | mtgs = meetings | "
-    "msg = message | msgs = messages | tl;dr = T L D R"
+    "msg = message | msgs = messages | w/e = whatever | tl;dr = T L D R"
 )
 _WORDS |= {word.capitalize(): said.capitalize() for word, said in _CHAT.items()} | _CHAT
 _WORDS |= pairs(
@@ -97,7 +99,8 @@ _TITLE_ALONE = re.compile(
     r"(?P<word>Mr|Mrs|Ms|Dr|Prof|MR|MRS|DR|(?:Rev|Capt|Gen|Sgt|Lt|Col|Gov|Sen|Rep|Maj|Cpl|Cmdr|Adm|Pres|Supt|Det|Insp|Attys?)"
     r"(?=\.,? (?!ed\b|of\b)[a-z]|\.'s|\.\s*$))\."
 )
-_BEHIND_NTH = re.compile(r"(?P<word>[Ff]l|c|ed)\.(?!\w)")
+_BEHIND_NTH = re.compile(r"(?P<word>[Ff]l|c|ed|inst|ult)\.(?!\w)")
+_OF_NTH = pairs("fl = Floor | c = century | ed = edition | inst = instant | ult = ultimo")
 _AFTER_DAY = re.compile(
     r"\b(?:Mon|Tues?|Wed|Thu|Thurs|Fri|Sat)(?:\.,?|,)?(?: (?:and|or|to|through|&))? $"
     r"|\b(?:[Cc]losed|[Oo]pen|[Ee]very|[Nn]ext|[Ll]ast|[Tt]his|[Oo]n) $"
@@ -106,12 +109,16 @@ _LABEL_NUMBER = re.compile(r"(?P<word>[Nn]o)\.(?!\s?\d)")
 _LETTERED = re.compile(r"(?P<word>(?i:apt|ste|rm|fig|tbl)|App)\.(?= [A-Z](?![\w']))")
 _LABELLED = re.compile(rf"(?i)\b(?:{NUMBERED}) $")
 _BEHIND = (
-    (_BEHIND_NTH, re.compile(r"\d(?:st|nd|rd|th) $"), {"fl": "Floor", "c": "century", "ed": "edition"}),
+    (_BEHIND_NTH, re.compile(r"\d(?:st|nd|rd|th|[23]d) $"), _OF_NTH),
     (re.compile(r"(?P<word>pp)\.(?!\s?\w)"), re.compile(r"\d $"), {"pp": "pages"}),
     (re.compile(r"(?P<word>Sun)\.(?!\w)"), _AFTER_DAY, {"sun": "Sunday"}),
     (re.compile(r"(?P<word>lg|med)\b\.?(?= [a-z])"), re.compile(r"[\d½] $"), {"lg": "large", "med": "medium"}),
     (re.compile(r"(?P<word>med)(?=[- ](?:low|high|heat)\b)"), re.compile(r"$"), {"med": "medium"}),
-    (re.compile(r"(?P<word>def)\.(?= [A-Z])"), re.compile(r"[A-Z][\w.'-]* $"), {"def": "defeated"}),
+    (
+        re.compile(r"(?P<word>def|d)\.(?= [A-Z])"),
+        re.compile(r"[A-Z][\w.'-]* $"),
+        dict.fromkeys(("def", "d"), "defeated"),
+    ),
     (re.compile(r"(?P<word>y/o)(?= [a-z])"), re.compile(r"\b(?:an?|the|my|his|her|our) \d+ ?$"), {"y/o": "year old"}),
     (
         re.compile(r"(?P<word>Del|Ins)(?![\w'])"),
@@ -140,7 +147,7 @@ _F_STOP = re.compile(r"[fF]/(?=\d)")
 _AGAINST = re.compile(r"vs?\.?(?= [A-Z])")
 _HASH = re.compile(r"(?:#|№\s?)(?=\d)")
 WORDS = (
-    listed("Sun Ins ed lg med def")
+    listed("Sun Ins ed inst ult lg med def")
     | {*_TITLES, *_DOTTED, *_BEFORE_NUMBER}
     | {word.split()[0].rstrip(".") for word in _WORDS}
 )

@@ -19,6 +19,7 @@ _STANDARD = re.compile(r"[A-Z]\.(?P<number>\d{3,4})(?![\w.,]*\d)")
 _CLAUSE = re.compile(r"(?P<letter>[A-Z])\.(?P<number>\d{1,2}(?:\.\d{1,2}){0,3})(?![\w]|\.\w)")
 """A clause of a contract, a figure of an appendix: D.3."""
 
+_EPISODE = re.compile(r"[Ss]0?(?P<s>\d{1,2})[Ee]0?(?P<e>\d{1,2})(?!\w)")
 _HARDWARE = re.compile(r"(?:[\dA-Fa-f]{2}:){5}[\dA-Fa-f]{2}(?![\w:])")
 _CODE = re.compile(r"\d{1,6}(?:[-/]\d{1,6}){2,8}(?![\w])")
 _PARTS = re.compile(r"[A-Za-z]+|\d+|[-/]")
@@ -56,6 +57,8 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     if found := _CLAUSE.match(text, at):
         number = " point ".join(cardinal(part) for part in found["number"].split("."))
         yield pieces(found, SURE, (spell(found["letter"]), "letter"), (f"point {number}", "number"))
+    if found := _EPISODE.match(text, at):
+        yield pieces(found, SURE / 2, (f"season {cardinal(found['s'])}", "s"), (f"episode {cardinal(found['e'])}", "e"))
     if found := _MODEL.match(text, at):
         yield _read(found, SURE, is_paired=True)
     found = _MIXED.match(text, at)

@@ -44,7 +44,8 @@ _LABELLED = re.compile(r"A(?![\w'&+#.-])")
 _BEHIND_LABEL = re.compile(rf"\b(?:{LABELS}|(?:(?i:apt|ste|rm|fig|bldg)|App)\.) $")
 _SMALL = listed(
     "omg brb ttyl idk imo imho iirc afaik tbh btw fyi wtf smh ikr lmk lmao afk irl diy asap rsvp faq url pdf html css "
-    "xml usb vpn gps cpu gpu tv dvd dna rna hiv sms http https ftp api sdk ceo cfo ngo suv atm"
+    "xml usb vpn gps cpu gpu tv dvd dna rna hiv sms http https ftp api sdk ceo cfo ngo suv atm "
+    "ngl gtg wdym hmu omw fwiw nbd tysm lmfao"
 )
 """Letters that are spelled though they are small, as in a chat."""
 

@@ -32,7 +32,7 @@ _RANGE = (
 )
 _ONE = rf"(?P<minus>-)?{_RANGE}{_AMOUNT}(?P<gap>\s?-?)(?P<symbol>{_SYMBOL})(?P<power>{_POWER})?"
 _UNDER = rf"\s?(?P<per>/|\bper\b|·)\s?(?P<hundred>100\s?)?(?P<under>[A-Za-zμ]{{1,5}})(?P<under_power>{_POWER})?"
-_END = r"(?![\w'²³])(?P<dot>(?<=[a-z])\.(?=\s+[a-z\d(]|[,;)]))?"
+_END = r"(?![\w'²³])(?P<dot>(?<=[a-z])\.(?=\s+[a-z\d(=]|[,;)]))?"
 _FORM, _ALONE = re.compile(rf"{_ONE}(?:{_UNDER})?{_END}"), re.compile(rf"{_ONE}(?P<per>)(?P<under>){_END}")
 _VULGAR = re.compile(r"(?P<part>[½¼¾⅓⅔⅛])\s?(?P<symbol>[A-Za-z]{2,5})(?![\w'])(?P<dot>\.(?=\s[a-z]))?")
 _STONE = re.compile(r"(?P<number>\d{1,3})\s?(?P<symbol>st)(?=\s?\d{1,2}\s?lbs?\b)")
@@ -50,12 +50,12 @@ _AFTER_VOLTAGE = re.compile(r"\d\s?[kmM]?[VW](?:\s?[/,@x×]|,? (?:at|and))?\s?$"
 _LABELLED = re.compile(rf"\b(?:{LABELS}|(?i:route|hwy\.?|highway|exit|apt\.?|suite)) $")
 _PARTS = {"½": "12", "¼": "14", "¾": "34", "⅓": "13", "⅔": "23", "⅛": "18"}
 _SECONDS = re.compile(
-    r"\s(?:exposures?|bursts?|timeouts?|delay|wait|interval|timer|limit|window|clips?|videos?|ads?|spots?|later|each|apart|elapsed)\b"
+    r"\s(?:rests?|holds?|planks?|intervals?|sprints?|exposures?|bursts?|timeouts?|delay|wait|interval|timer|limit|window|clips?|videos?|ads?|spots?|later|each|apart|elapsed)\b"
 )
 _TEN_SECONDS = re.compile(r"(?<!the )\b10s$")
 POWERS = {"²": "square", "2": "square", "³": "cubic", "3": "cubic"}
 _RATE = r"\b(?:rates?|yields?|spreads?|hikes?|cuts?|fed|bonds?|curve|margins?|coupon|premium|points?)\b"
-_OF_RATE = re.compile(rf"(?i){_RATE}{SENTENCE}$|\bby $")
+_OF_RATE = re.compile(rf"(?i){_RATE}{SENTENCE}$|\b(?:by|up|down|rose|fell|added|lost|gained) $")
 _TEMPERATURE = (
     r"\b(?:ovens?|temp(?:erature)?s?|(?:pre)?heat(?:ed|ing)?|bak(?:e|ed|ing)|roast(?:ed|ing)?|fever|boils?|freezes)\b"
 )
@@ -66,6 +66,12 @@ _BEFORE_TEMPERATURE = re.compile(r"\s?(?:\(|/|or )\s?\d{2,3}\s?°?[FC]\b")
 FAR = f"{_RATE}|{_TEMPERATURE}"
 _OF_TIME = re.compile(
     r" (?:plan|contract|warranty|term|period|loan|mortgage|delay|drive|walk|ride|break|run|wait|fixed)\b"
+)
+_OF_THINGS = re.compile(
+    r" (?:adapters?|bags?|balls?|batter(?:y|ies)|bottles?|bulbs?|cables?|cans?|capsules?|cards?|chargers?|cups?|"
+    r"discs?|disks?|drives?|engines?|files?|filters?|glass(?:es)?|guns?|hikes?|jacks?|jars?|lens(?:es)?|limits?|"
+    r"motors?|outlets?|packets?|pans?|plugs?|pots?|races?|radius|rides?|rods?|rounds?|runs?|screens?|sensors?|shells?|"
+    r"sockets?|steaks?|supply|tablets?|tanks?|trips?|tubes?|turbo|walks?|zones?)\b"
 )
 _OF_SPORT = re.compile(r" (?:dash|sprint|relay|race|hurdles|freestyle|backstroke|breaststroke|butterfly|swim)\b")
 _JOINT = re.compile(rf"(?:\s?/\s?|[-–])(?={NUMBER}\s?[A-Za-zμΩ°])")
@@ -115,14 +121,20 @@ def _number(found: re.Match[str]) -> str:
     return f"{said} {groups['scale']}" if groups.get("scale") else said
 
 
-def _measure(text: str, found: re.Match[str]) -> Candidate | None:
+def _symbol(text: str, found: re.Match[str]) -> str:
+    """The unit's symbol as the table has it: degrees for the F of an oven, a teaspoon for "1 t. salt"."""
     symbol = re.sub(r"(?<=[glq])\.?[ -]", " ", found["symbol"]).replace("° ", "°").rstrip(".")
+    if symbol == "t" and found["dot"] and found["gap"] == " ":
+        return "tsp"
+    if symbol not in ("F", "C") or len(found["number"]) < 2 or _LABELLED.search(before(text, found.start())):
+        return symbol
+    is_temperature = _OF_TEMPERATURE.search(before(text, found.start(), 60))
+    return "°" * bool(is_temperature or _BEFORE_TEMPERATURE.match(after(text, found.end()))) + symbol
+
+
+def _measure(text: str, found: re.Match[str]) -> Candidate | None:
+    symbol = _symbol(text, found)
     is_close = found["gap"] in ("", "-")
-    if symbol in ("F", "C") and len(found["number"]) > 1 and not _LABELLED.search(before(text, found.start())):
-        is_temperature = _OF_TEMPERATURE.search(before(text, found.start(), 60)) or _BEFORE_TEMPERATURE.match(
-            after(text, found.end())
-        )
-        symbol = "°" * bool(is_temperature) + symbol
     names = unit(symbol)
     if found["low"] and found["by"] in "-–—" and re.match(r"\s?[=≈]", text[found.end() : found.end() + 2]):
         return None
@@ -136,7 +148,7 @@ def _measure(text: str, found: re.Match[str]) -> Candidate | None:
     if symbol in ("bp", "bps") and _OF_RATE.search(before(text, found.start(), 60)):
         names = ("basis point", "basis points")
     nouns = {"m": _OF_SPORT, "yr": _OF_TIME, "yrs": _OF_TIME, "min": _OF_TIME, "hr": _OF_TIME, "mo": _OF_TIME}.get(
-        symbol
+        symbol, _OF_THINGS
     )
     is_before_noun = is_attributive(text, found.start(), found.end(), is_close=found["gap"] == "") or (
         nouns is not None and not found["dot"] and nouns.match(text, found.end()) is not None

@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterator
 
 from sonoro.text.english.line import LIKELY, SURE, Candidate, before
-from sonoro.text.english.numbers import cardinal, decade, decimal
+from sonoro.text.english.numbers import cardinal, count, decade, decimal
 from sonoro.text.english.tables import pairs
 
-from .common import DASH, NUMBER, is_attributive, pieces, whole
+from .common import DASH, NUMBER, ends_sentence, is_attributive, pieces, whole
 from .initialism import spell
 from .units import SMALL, currency, names
 
@@ -46,6 +46,7 @@ _LANDS = pairs(
     "US = U S | CA = Canadian | C = Canadian | AU = Australian | A = Australian | NZ = New Zealand | HK = Hong Kong | "
     "S = Singapore | NT = New Taiwan | USD = U S | CAD = Canadian | AUD = Australian"
 )
+_SHILLINGS = re.compile(r"(?:£(?P<pounds>\d{1,6}),? )?(?P<s>1?\d)s\.?(?:,? (?P<d>1?\d)d\.?)?(?!\w)")
 _LOSS = re.compile(rf"(?P<sign>[$£€])\((?P<amount>{NUMBER})\){_SCALE}?(?!\d)")
 """An amount below zero, as accounts write it."""
 
@@ -60,7 +61,7 @@ _SMALL_COIN = re.compile(
 _BANKNOTE = re.compile(r" (?:bills?|notes?|coins?|homes?|houses?)\b")
 _BANKNOTES = re.compile(r"[$£€](?P<value>1|5|10|20|50|100)s(?!\w)")
 _PER = re.compile(
-    r"\s?/\s?(?P<per>mo|month|yr|year|wk|week|d|day|hr|hour|h|min|minute|s|sec|lb|kg|oz|gal|gallon|L|l|mi|km|person|night|user|seat|unit|GB|kWh|share|barrel|bbl|ton)(?![\w])"
+    r"\s?/\s?(?P<per>mo|month|yr|year|wk|week|d|day|hr|hour|h|min|minute|s|sec|lb|kg|oz|gal|gallon|L|l|mi|km|person|night|user|seat|unit|GB|kWh|share|barrel|bbl|ton)(?![\w])(?:\.(?=\s+[a-z&+(]))?"
 )
 _PERIODS = pairs(
     "bbl = barrel | mo = month | yr = year | wk = week | d = day | hr = hour | h = hour | min = minute | s = second | "
@@ -75,6 +76,8 @@ _AFTER_OPERAND = re.compile(r"[\w)]$|[\d)]\s$")
 
 def recognise(text: str, at: int) -> Iterator[Candidate]:
     context = before(text, at, 1)
+    if (found := _SHILLINGS.match(text, at)) and (found["pounds"] or found["d"]) and not _IN_NUMBER.search(context):
+        yield _old_amount(text, found)
     if text[at].isdecimal():
         if not _IN_NUMBER.search(context):
             if found := _SMALL_COIN.match(text, at):
@@ -100,6 +103,13 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     for form in (_PREFIXED, _CODE_FIRST):
         if found := form.match(text, at):
             yield _with_period(text, _amount(text, found, found["amount"]))
+
+
+def _old_amount(text: str, found: re.Match[str]) -> Candidate:
+    """Pounds, shillings and pence of before 1971: £2 10s. 6d."""
+    named = (("pounds", "pound", "pounds"), ("s", "shilling", "shillings"), ("d", "penny", "pence"))
+    parts = [(count(found[group], one, many), group) for group, one, many in named if found[group]]
+    return pieces(found, SURE / 2, *parts, mark="." * (found[0][-1] == "." and ends_sentence(text, found.end())))
 
 
 def _small(found: re.Match[str]) -> Candidate:

@@ -10,7 +10,7 @@ from .common import INTEGER, pieces, whole
 
 STARTS = ("digit",)
 
-_ORDINAL = re.compile(rf"({INTEGER})\s?(st|nd|rd|th|ST|ND|RD|TH)\b")
+_ORDINAL = re.compile(rf"({INTEGER})\s?(st|nd|rd|th|ST|ND|RD|TH|(?<=[23])d(?= (?:of|inst|ult|[A-Z][a-z])))\b")
 _TO = re.compile(r"[-–](?=\d{1,4}(?:st|nd|rd|th)\b)")
 
 
@@ -19,8 +19,9 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     if found is None or (found.start(2) > found.end(1) and found[2] == "st"):
         return
     number, ending = found[1].replace(",", ""), found[2].lower()
+    ending = _ending(number) if ending == "d" else ending
     if ending == _ending(number) and (number[0] != "0" or number == "0"):
-        made = whole(found, LIKELY, ordinal(found[1]))
+        made = whole(found, LIKELY - (found[2] == "d"), ordinal(found[1]))
         yield made
         if to := _TO.match(text, made.end):
             yield Candidate(to.end(), LIKELY, (*made.pieces, *whole(to, 0.0, "to").pieces))

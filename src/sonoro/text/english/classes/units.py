@@ -34,7 +34,7 @@ _OWN = pairs(
     "ft-lb = foot pound(s) | dBm = d B m | VDC = volt(s) D C | VAC = volt(s) ay C | "
     "uF = microfarad(s) | uH = microhenry/microhenries | uV = microvolt(s) | ug = microgram(s) | "
     "uL = microliter(s) | bp = base pair(s) | dpi = dot(s) per inch | kgs = kilogram(s) | "
-    "kms = kilometer(s) | cms = centimeter(s) | M⊙ = solar mass(es)"
+    "BR = bedroom(s) | BA = bath(s) | kms = kilometer(s) | cms = centimeter(s) | M⊙ = solar mass(es)"
 )
 """Symbols that CLDR lacks, or names otherwise: "(s)" is of the plural, as is what follows a slash."""
 
