@@ -30,8 +30,8 @@ _VERB = (
 
 _START = r"(?:^|[.!?] )$"
 _OBJECT = (
-    r" (?:the|a|an|your|my|his|her|its|our|their|it|them|him|me|us|this|that|these|those|all|every|each|some|up|"
-    r"down)\b"
+    r" (?:the|a|an|your|my|his|her|its|our|their|it|them|him|me|us|this|that|these|those|all|everything|every|each|"
+    r"some|up|down)\b"
 )
 _PLURAL = (
     r"\b(?!(?:was|is|has|does|this|always|its|his|us|as|perhaps|sometimes|yes|news) )"
@@ -55,7 +55,7 @@ _BE = (
 )
 _DEGREE = r"(?: (?:very|quite|so|too|perfectly|fairly|really|not|more|most|rather|only|just|almost|all))?"
 _PAST = (
-    r"\b(?:yesterday|ago|was|were|had|then|earlier|previously|once|\w{3,}ed|"
+    r"\b(?:yesterday|ago|was|were|had|then|earlier|previously|once|\w{3,}ed|as an? (?:boy|girl|child|kid|student)|"
     r"last (?:night|week|weekend|month|year|time|summer|winter|spring|fall|autumn|\w+day))\b"
 )
 
@@ -88,11 +88,14 @@ _RULES: dict[str, tuple[_Rule, ...]] = {
         _Rule("present", rf"(?:{_INFINITIVE}|\bhelp (?:me|us|them|him|her)){_ADVERB} $"),
         _Rule("present", r"\b(?:a|an)(?: [a-z]+)? $", r"(?:[.,?!]|$)"),
         _Rule("present", _START),
-        _Rule("past", r"\b(?:he|she|it|who|which|(?-i:(?!They|We|You|I|People|Children|Men|Women|And|But|If|Or|So|"
+        _Rule("past", r"\b(?:he|she|it|who|which|no one|nobody|everyone|everybody|"
+            r"someone|(?-i:(?!They|We|You|I|People|Children|Men|Women|And|But|If|Or|So|"
             r"Now|Then|First|Next|Just|Also|Always|"
             r"When)[A-Z][a-z]+(?<!s)))(?: (?:only|also|never|always|then|just|once|even))? $"),
         _Rule("past", r"\b(?:the|a|an|my|his|her|their|our|your|this|that) [a-z]+(?<!s) $"),
-        _Rule("past", rf"{_PAST}[^.!?]* $"),
+        _Rule("past", r"\b(?:I|we|they) $", r" (?:somewhere|(?:him|her|me|us|them) (?:his|"
+            r"her|the|a|an|my|our|their))\b"),
+        _Rule("past", rf"(?:{_PAST}|\b(?:took|sat|stood|lay|came|went|found|got)\b.* and)[^.!?]* $"),
         _Rule("past", "", rf"[^.!?]*{_PAST}"),
     ),
     "lead": (
@@ -101,7 +104,8 @@ _RULES: dict[str, tuple[_Rule, ...]] = {
             r"exposure|solder|content|balloons?)\b"),
         _Rule("metal", r"\b(?:made of|made from|heavy as|contains?|containing|contained|molten|liquid|pounds of|"
             r"tons of|traces of|amounts? of|like|copper and|zinc and|iron and|tin and|silver and|gold and|"
-            r"mercury and|arsenic and|covered in|covered with|lined with|coated in|coated with) $"),
+            r"mercury and|arsenic and|(?:test|check|screen)(?:s|ed|ing)?\b[^.]* for|"
+            r"covered in|covered with|lined with|coated in|coated with) $"),
         _Rule("metal", r"\b(?:metals?|pencils?)\b[^.]* $"),
         _Rule("metal", "", r"[^.]*\b(?:metals?|unleaded)\b"),
         _Rule("metal", "", r" (?:is|was) (?:toxic|poisonous|soft|dense|heavier|denser|harmful)\b"),
@@ -121,11 +125,14 @@ _RULES: dict[str, tuple[_Rule, ...]] = {
             rf"recorded|performed|performing|shown|played|playing|sing|sings|sang|report|"
             rf"reporting|plays?|perform|performs|airs?|aired)){_DEGREE} $"),
         _Rule("adjective", r"\b(?:a|an|the|this|that|more|some|our|their|first|of) $", r" [a-z]"),
+        _Rule("adjective", r"\b(?:join|catch|follow|meet) (?:us|me|him|her|them|it) $",
+            r"(?! (?:far|here|there|alone)\b)"),
     ),
     "wind": (
         *_verb("verb"),
         _Rule("verb", "", _TO_WIND),
         _Rule("verb", "", r" (?:up|back|around|through) (?:the|a|your|my|his|her|its|our|their|in|with|to)\b"),
+        _Rule("verb", _PLURAL, r" (?:up|down|upwards?|downwards?|along|across|past|between|into|towards?|over)\b"),
     ),
     "tear": (
         _Rule("drop", "", r" (?:gas|drops?|ducts?|stain(?:s|ed)?|rolled|fell|ran|slid|trickled)\b"),
@@ -148,13 +155,15 @@ _RULES: dict[str, tuple[_Rule, ...]] = {
         _Rule("verb", rf"{_VERB}"),
         _Rule("verb", _START, rf"(?:{_OBJECT}| [a-z]+ing)"),
         _Rule("verb", r"\b(?:the|a|to a|at|market|a quick|an early) $", r"(?: of\b|[.,?!]|$)"),
-        _Rule("verb", _PLURAL, r"(?: (?:at|in|on|for|early|late|the|their|down|when|before|after|after)\b|[.,?!]|$)"),
+        _Rule("verb", _PLURAL, r"(?: (?:at|in|on|for|early|late|the|their|down|when|before|after|higher|"
+            r"lower|up|mixed)\b|[.,?!]|$)"),
     ),
     "record": (_Rule("noun", r"\b(?:world|on the|for the|track|criminal|police|medical|off the) $"), *_verb("verb")),
     "content": (
         _Rule("adjective", rf"{_BE}{_DEGREE} $", r"(?: (?:with|to|in|here|there|at|now|just)\b|[.,?!]|$)"),
         _Rule("adjective", r"\b(?:perfectly|quite|fully|seldom|not|happy and) $", r"(?: (?:with|to|in|here)\b|"
             r"[.,?!]|$)"),
+        _Rule("adjective", ", $", r" with (?:his|her|my|our|their|it|what|himself|herself)\b"),
         _Rule("adjective", "", r" (?:themselves?|himself|herself|myself|ourselves|yourself)\b"),
         _Rule("adjective", r"\b(?:is|are|was|were|am) (?:he|she|it|they|we|you|I) $"),
     ),
