@@ -31,6 +31,8 @@ _PRESS = r"\b(?:press|hit|dial|enter)\b"
 _DIALLED = re.compile(rf"(?i){_PRESS}[^.;:!?]* (?:(?:or|and|then|the|by) )?$")
 """Before a key of a telephone."""
 
+_AFTER_KEY = {"*": " .,;)0123456789", "#": " .,;)"}
+
 _OF_ABOUT = re.compile(r"\b(?:is|are|was|were|be|takes?|took|in|at|of|for|by|to|with|from|than|lasts?) $")
 _CURRENCIES = ("$", "€", "£")
 _SILENT = frozenset("†‡\"'*_~^\\#←⇐‑¿¡⁻")
@@ -76,7 +78,7 @@ def read_sign(text: str, start: int, end: int) -> str | None:
         return "number"
     if sign == "#" and right and not right.isspace():
         return "hash" if left.isalnum() or not right.isalnum() else "number" if right.isdecimal() else "hashtag"
-    if sign in "*#" and length == 1 and _DIALLED.search(before(text, start, 80)) and (not right or right in " .,;)"):
+    if sign in "*#" and length == 1 and right in _AFTER_KEY[sign] and _DIALLED.search(before(text, start, 80)):
         return "star" if sign == "*" else "hash"
     if sign in "*%" and length == 1 and _BETWEEN.match(text, max(0, start - 2), end + 3):
         return "times" if sign == "*" else "mod"

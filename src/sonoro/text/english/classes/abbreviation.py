@@ -76,7 +76,7 @@ _WORDS = pairs(
     "I/O = I O | A/B = ay B | AC/DC = ay C D C | TCP/IP = T C P I P | ISO/IEC = I S O I E C | PCIe = P C I e | "
     "M.2 = M dot two | NVMe = N V M e | Mbps = megabits per second | Gbps = gigabits per second | "
     "mmHg = millimeters of mercury | rebs = rebounds | asts = assists | m/m = month on month | rn = right now | "
-    "M/W/F = Monday Wednesday Friday | bus. days = business days | fan/gas = fan or gas | acct = account | "
+    "M/W/F = Monday Wednesday and Friday | bus. days = business days | fan/gas = fan or gas | acct = account | "
     "wks = weeks | NE = northeast | NW = northwest | SE = southeast | SW = southwest | M-F = Monday to Friday"
 )
 _CHAT = pairs(
@@ -91,6 +91,11 @@ _WORDS |= pairs(
     "MPEG = M peg | MPEGs = M pegs | LSAT = L sat | MCAT = M cat"
 )
 NEAR = "et"
+_EITHER = listed(
+    "yes/no left/right before/after parent/guardian true/false his/hers male/female pass/fail husband/wife "
+    "day/night hot/cold buy/sell buyer/seller mother/father brother/sister men/women boys/girls"
+)
+_WORDS |= {pair: pair.replace("/", " or ") for pair in _EITHER}
 _WORD = re.compile(
     "(?:" + "|".join(re.escape(word) for word in sorted(_WORDS, key=len, reverse=True)) + r")(?![\w/])(?P<comma>,?)"
 )

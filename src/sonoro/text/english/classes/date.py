@@ -62,6 +62,7 @@ _DAY_NAME = r"(?:Mon|Tues?|Wed|Thu(?:rs?)?|Fri|Sat|Sun)"
 _WEEKDAY = re.compile(
     rf"(?P<name>{_DAY_NAME}|Tu)(?P<dot>\.)?(?=,? (?:\(?\d|{_SHORT})|\s?[-–]\s?{_DAY_NAME}|\.? ?(?:at|from) \d)(?![a-z])"
 )
+_DAYS = re.compile(rf"{_DAY_NAME}(?:/{_DAY_NAME}){{1,6}}(?![\w/])")
 _DAYS_TO = re.compile(rf"(?P<one>{_DAY_NAME})\.?\s?[-–]\s?(?P<two>{_DAY_NAME})(?![a-z])(?:\.(?! [A-Z]|$))?")
 WORDS = frozenset([*_NUMBER_OF, *DAYS])
 _IN_NUMBER = re.compile(r"[\w$£€]$|\d[.,/:-]$")
@@ -144,7 +145,9 @@ def _in_digits(text: str, at: int) -> Iterator[Candidate]:
     if (found := _CARD_MONTH.match(text, at)) and _CARD.search(before(text, at, 80)):
         yield pieces(found, SURE, (MONTHS[int(found["month"]) - 1], "month"), (year(f"20{found['year']}"), "year"))
     # Halves to sixteenths are fractions first.
-    if (found := _SHORT_DATES.match(text, at)) and max(int(found["two"]), int(found["two2"])) > 16:
+    if (found := _SHORT_DATES.match(text, at)) and (
+        max(int(found["two"]), int(found["two2"])) > 16 or int(found["one"]) > int(found["two"])
+    ):
         first, last = (f"{MONTHS[int(found['one' + n]) - 1]} {ordinal(found['two' + n])}" for n in ("", "2"))
         yield pieces(found, LIKELY, (first, "one"), ("to", "to"), (last, "one2"))
     if found := _BACKWARD.match(text, at):
@@ -178,6 +181,9 @@ def _words(text: str, at: int) -> Iterator[Candidate]:
         yield pieces(found, SURE / 2, (_month(found["one"]), "one"), ("to", "to"), (_month(found["two"]), "two"))
     if found := _DAYS_TO.match(text, at):
         yield pieces(found, SURE / 2, (f"{DAYS[found['one'].lower()]} to", "one"), (DAYS[found["two"].lower()], "two"))
+    if found := _DAYS.match(text, at):
+        *days, last = (DAYS[day.lower()] for day in found[0].split("/"))
+        yield whole(found, SURE / 2, f"{' '.join(days)} and {last}")
     if found := _WEEKDAY.match(text, at):
         is_word = found["name"] in ("Sat", "Sun") and not found["dot"]
         if not is_word or re.match(r"(?:, [A-Z]|,? \(?\d|\s?(?:-|–))", after(text, found.end())):

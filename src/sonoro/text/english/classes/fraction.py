@@ -15,6 +15,7 @@ _SLASHED = re.compile(
     r"(?:(?P<whole>\d{1,4})(?:\s|-)(?=\d))?(?P<part>(?P<top>\d{1,6})\s?/\s?(?P<bottom>\d{1,6})"
     r"(?P<th>(?:st|nd|rd|th|ST|ND|RD|TH)s?\b)?)(?![\d/]|[.,]\d)"
 )
+_TO = re.compile(r"(?P<top>[1-7])/(?P<bottom>[2-8]|1[26])(?P<to>\s?[-–]\s?)(?=[1-7]/(?:[2-8]|1[26])(?![\w/-]))")
 _SHUTTER = re.compile(r"(?P<part>1/(?P<bottom>[1-9]\d{1,4}))\s?(?P<unit>s|secs?)(?!\w)")
 _RATED = re.compile(
     r"(?<![\d/.,])(?P<top>(?:10|\d)(?=/10(?: would|\s*(?:[.,;:!?)\n]|$)))|\d{1,2}\.\d|\d{1,2}(?=/\d+ stars))"
@@ -47,6 +48,8 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         )
     if (found := _SHUTTER.match(text, at)) and not _IN_NUMBER.search(before(text, at, 1)):
         yield pieces(found, SURE / 2, (f"one {ordinal(found['bottom'])}", "part"), ("of a second", "unit"))
+    if (found := _TO.match(text, at)) and not _IN_NUMBER.search(before(text, at, 1)):
+        yield pieces(found, SURE, (simple(found["top"], found["bottom"]), "top"), ("to", "to"))
     found = _SLASHED.match(text, at)
     if found is None or _IN_NUMBER.search(before(text, at, 1)) or re.search(r"(?:^|/\s?)0", found["part"]):
         return

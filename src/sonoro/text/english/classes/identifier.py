@@ -21,7 +21,7 @@ _CLAUSE = re.compile(r"(?P<letter>[A-Z])\.(?P<number>\d{1,2}(?:\.\d{1,2}){0,3})(
 
 _EPISODE = re.compile(r"[Ss]0?(?P<s>\d{1,2})[Ee]0?(?P<e>\d{1,2})(?!\w)")
 _HARDWARE = re.compile(r"(?:[\dA-Fa-f]{2}:){5}[\dA-Fa-f]{2}(?![\w:])")
-_CODE = re.compile(r"\d{1,6}(?:[-/]\d{1,6}){2,8}(?![\w])")
+_CODE = re.compile(r"(?!\d/\d\d?-\d/)\d{1,6}(?:[-/]\d{1,6}){2,8}(?![\w])")
 _PARTS = re.compile(r"[A-Za-z]+|\d+|[-/]")
 _PLURAL = re.compile(r"(?P<name>[A-Z]{1,3})-?(?P<number>[1-9]\d{1,2})s(?!\w)")
 _SERIES = re.compile(r"(?:^|-)[A-Z]{1,4}-$")

@@ -22,7 +22,7 @@ _POWER = r"(?:[²³]|\^[23]|(?<=[a-zA-Z])[23](?!\d))"
 _AMOUNT = (
     rf"(?P<number>{INTEGER}\s?/\s?\d+(?=\s?(?:lbs?|cups?|c\.|tsp|tbsp|in|ft|mi|oz|kg)(?!\w))"
     rf"|[1-9]\d{{0,2}}(?: \d{{3}}){{1,3}}(?!\d)|{NUMBER})"
-    rf"(?:[\s-](?P<fraction>\d/\d{{1,2}}))?(?P<vulgar>[½¼¾⅓⅔⅛])?"
+    rf"(?:[\s-](?P<fraction>\d/\d{{1,2}}))?(?:\s?(?P<vulgar>[½¼¾⅓⅔⅛]))?"
     rf"(?:\s(?P<scale>{SCALE}))?"
 )
 _FIRST = rf"(?:(?P<first>{NUMBER})\s?(?P<by0>[x×])\s?(?={NUMBER}\s?[x×]))?"

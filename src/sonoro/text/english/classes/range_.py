@@ -25,6 +25,7 @@ _TIMES = re.compile(
 _SCREEN = re.compile(r"(?!\d00|\d+000)\d{3,4}\s?[x×]\s?\d{3,4}")
 _FACTOR = re.compile(rf"(?:(?P<low>{NUMBER})[x×]?(?P<to>-|–))?(?P<number>{NUMBER})(?P<x>[x×])(?![\w])")
 _LETTERS = re.compile(r"(?P<low>[A-Z])(?P<to>[-–])(?P<high>[A-Z])(?![\w-])")
+_NUMBERED = re.compile(r"(?P<letter>[A-Z])(?P<low>\d{1,2})(?P<to>[-–])(?P=letter)(?P<high>\d{1,2})(?![\w-])")
 _LETTERED = re.compile(
     r"(?i)\b(?:columns|rows|sections|groups|grades|letters|levels|volumes|parts|types|classes|exhibits|gates|zones|"
     r"units|blocks|teams|options) $"
@@ -49,6 +50,9 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     if _IN_NUMBER.search(before(text, at, 2)):
         return
     if not text[at].isdecimal():
+        if (found := _NUMBERED.match(text, at)) and int(found["low"]) < int(found["high"]):
+            one, two = (f"{spell(found['letter'])} {cardinal(found[end])}" for end in ("low", "high"))
+            yield pieces(found, SURE, (one, "low"), ("to", "to"), (two, "high"))
         found = _LETTERS.match(text, at)
         if found and found["low"] < found["high"] and _LETTERED.search(before(text, at)):
             yield pieces(found, SURE, (spell(found["low"]), "low"), ("to", "to"), (spell(found["high"]), "high"))
