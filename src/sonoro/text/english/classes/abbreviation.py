@@ -76,12 +76,13 @@ _WORDS = pairs(
     "I/O = I O | A/B = ay B | AC/DC = ay C D C | TCP/IP = T C P I P | ISO/IEC = I S O I E C | PCIe = P C I e | "
     "M.2 = M dot two | NVMe = N V M e | Mbps = megabits per second | Gbps = gigabits per second | "
     "mmHg = millimeters of mercury | rebs = rebounds | asts = assists | m/m = month on month | rn = right now | "
-    "M/W/F = Monday Wednesday and Friday | bus. days = business days | fan/gas = fan or gas | acct = account | "
-    "wks = weeks | NE = northeast | NW = northwest | SE = southeast | SW = southwest | M-F = Monday to Friday"
+    "ur = your | rly = really | M/W/F = Monday Wednesday and Friday | bus. days = business days | "
+    "wks = weeks | NE = northeast | NW = northwest | SE = southeast | SW = southwest | M-F = Monday to Friday | "
+    "acct = account | fan/gas = fan or gas"
 )
 _CHAT = pairs(
     "thx = thanks | pls = please | plz = please | ppl = people | nvm = never mind | gr8 = great | l8r = later | "
-    "tmrw = tomorrow | 2nite = tonight | 2day = today | ur = your | rly = really | mtg = meeting | mtgs = meetings | "
+    "tmrw = tomorrow | 2nite = tonight | 2day = today | mtg = meeting | mtgs = meetings | "
     "msg = message | msgs = messages | w/e = whatever | tl;dr = T L D R"
 )
 _WORDS |= {word.capitalize(): said.capitalize() for word, said in _CHAT.items()} | _CHAT
@@ -105,6 +106,7 @@ _TITLE_ALONE = re.compile(
     r"(?=\.,? (?!ed\b|of\b)[a-z]|\.'s|\.\s*$))\."
 )
 _BEHIND_NTH = re.compile(r"(?P<word>[Ff]l|c|ed|inst|ult)\.(?!\w)")
+_SIZED = r"(?:eggs?|onions?|potato|tomato|carrots?|apples?|bananas?|lemons?|cloves?|shrimp|bowl|pan|pot|can|red|ripe)"
 _OF_NTH = pairs("fl = Floor | c = century | ed = edition | inst = instant | ult = ultimo")
 _AFTER_DAY = re.compile(
     r"\b(?:Mon|Tues?|Wed|Thu|Thurs|Fri|Sat)(?:\.,?|,)?(?: (?:and|or|to|through|&))? $"
@@ -117,10 +119,10 @@ _BEHIND = (
     (_BEHIND_NTH, re.compile(r"\d(?:st|nd|rd|th|[23]d) $"), _OF_NTH),
     (re.compile(r"(?P<word>pp)\.(?!\s?\w)"), re.compile(r"\d $"), {"pp": "pages"}),
     (re.compile(r"(?P<word>Sun)\.(?!\w)"), _AFTER_DAY, {"sun": "Sunday"}),
-    (re.compile(r"(?P<word>lg|med)\b\.?(?= [a-z])"), re.compile(r"[\d½] $"), {"lg": "large", "med": "medium"}),
+    (re.compile(rf"(?P<word>lg|med)\b\.? (?={_SIZED})"), re.compile(r"[\d½] $"), {"lg": "large", "med": "medium"}),
     (re.compile(r"(?P<word>med)(?=[- ](?:low|high|heat)\b)"), re.compile(r"$"), {"med": "medium"}),
     (
-        re.compile(r"(?P<word>def|d)\.(?= [A-Z])"),
+        re.compile(r"(?P<word>def(?=\. [A-Z])|d(?=\. [A-Z][\w'-]+ \d{1,3}-\d))\."),
         re.compile(r"[A-Z][\w.'-]* $"),
         dict.fromkeys(("def", "d"), "defeated"),
     ),
@@ -212,7 +214,8 @@ def _is_title(text: str, found: re.Match[str]) -> bool:
 
 def _is_name(text: str, found: re.Match[str]) -> bool:
     """Whether it is a name at the end of a sentence: said Max."""
-    return found["word"] == "Max" and before(text, found.start(), 2)[:1].isalpha() and before_capital(text, found.end())
+    is_within = re.search(r"[A-Za-z,] $", before(text, found.start(), 2)) is not None
+    return found["word"] == "Max" and is_within and before_capital(text, found.end())
 
 
 def _said(found: re.Match[str], word: str, said: str, mark: str) -> Candidate:

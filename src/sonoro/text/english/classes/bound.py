@@ -12,13 +12,16 @@ STARTS = ("sign",)
 
 _BOUND = re.compile(r"(?P<sign>>=|<=|[<>≥≤]|~(?=\s?[$£€¥₹]))\s?(?=-?~?[$£€¥₹]?\.?\d)")
 _HEART = re.compile(r"<3(?=\s*(?:$|\n|!|<3))")
+_BEFORE_HEART = re.compile(
+    r"(?:[!?.)]|<3|\b(?:love|miss|u|ya|you|thanks|thx|best|much|guys|all|it|this|night|day|babe|xo+)) ?$"
+)
 _SAID = pairs("> = more than | < = less than | >= = at least | <= = at most | ≥ = at least | ≤ = at most | ~ = about")
 _COMPARED = re.compile(r"\w\s?$|[)\]%²³°]\s?$|\w\|\s?$|[^\s(\[,;:\"|]$")
 """What is compared: a number, a variable, or whatever touches the sign."""
 
 
 def recognise(text: str, at: int) -> Iterator[Candidate]:
-    if (found := _HEART.match(text, at)) and text[at - 2 : at - 1] not in ("", *"=<>"):
+    if (found := _HEART.match(text, at)) and _BEFORE_HEART.search(before(text, at)):
         yield whole(found, SURE / 4, "heart")
     found = _BOUND.match(text, at)
     if found is None:

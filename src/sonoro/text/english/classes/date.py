@@ -43,7 +43,7 @@ _BACKWARD = re.compile(
 _MONTH_DAY = r"(?P<one>1[0-2]|0?[1-9])/(?P<two>0?[1-9]|[12]\d|3[01])"
 _SHORT_DATE = re.compile(rf"{_MONTH_DAY}(?![\d/])")
 _DAY_MONTH = re.compile(r"(?P<one>1[3-9]|2\d|3[01])/(?P<two>1[0-2]|0?[1-9])(?![\w/\"]|[.,]\d)")
-_PLANNED = "booked|confirmed|moved|planned|rescheduled|scheduled|set"
+_PLANNED = "booked|confirmed|planned|rescheduled|scheduled"
 _BEFORE_DATE = re.compile(
     r"(?i)\b(?:on|by|until|since|before|after|due|dated|expires|through|deadline:?|ends|starts|begins|"
     rf"(?:mon|tues?|tu|wed|thurs?|thu|fri|sat|sun)(?:day)?\.?,?|(?:{_PLANNED}) (?:for|to)) \(?$"

@@ -20,7 +20,7 @@ _NUMBERED = r"serial|account|reference|confirmation|order|tracking"
 NEAR = rf"{_CALLS}|{_CODES}|{_NUMBERED}|number|end(?:ing|s)|is|was"
 _SPELLED = re.compile(
     rf"""(?ix) \b (?: end(?:ing|s)(?:[ ](?:in|with))? | dial(?:ed)? | {_CODES}
-    | (?:text|reply|send)[ ](?-i:[A-Z\d]{{2,12}})[ ]to | (?:{_NUMBERED})(?:[ ]number)? )
+    | (?:text|reply)[ ](?-i:[A-Z\d]{{2,12}})[ ]to | (?:{_NUMBERED})(?:[ ]number)? )
     \.? [:#\ ]* (?:is[ ]|was[ ])? \#? $"""
 )
 _COUNTED = re.compile(r" (?:lines|words|characters|bytes|pages|people|times)\b")

@@ -50,7 +50,7 @@ _AFTER_VOLTAGE = re.compile(r"\d\s?[kmM]?[VW](?:\s?[/,@x×]|,? (?:at|and))?\s?$"
 _LABELLED = re.compile(rf"\b(?:{LABELS}|(?i:route|hwy\.?|highway|exit|apt\.?|suite)) $")
 _PARTS = {"½": "12", "¼": "14", "¾": "34", "⅓": "13", "⅔": "23", "⅛": "18"}
 _SECONDS = re.compile(
-    r"\s(?:rests?|holds?|planks?|intervals?|sprints?|exposures?|bursts?|timeouts?|delay|wait|interval|timer|limit|window|clips?|videos?|ads?|spots?|later|each|apart|elapsed)\b"
+    r"\s(?:rests?|planks?|intervals?|sprints?|exposures?|bursts?|timeouts?|delay|wait|interval|timer|limit|window|clips?|videos?|ads?|spots?|later|each|apart|elapsed)\b"
 )
 _TEN_SECONDS = re.compile(r"(?<!the )\b10s$")
 POWERS = {"²": "square", "2": "square", "³": "cubic", "3": "cubic"}
@@ -206,8 +206,8 @@ def _is_unit(text: str, found: re.Match[str], symbol: str, *, is_close: bool) ->
     if symbol in _LETTERS and not found["under"]:
         is_electric = symbol in "AKN" and not is_close and _AFTER_LETTER.match(after(text, found.end()))
         return bool(is_electric) and not _LABELLED.search(before(text, found.start()))
-    if symbol == "ac" and is_close:
-        return False
+    if symbol in ("BR", "BA") or (symbol == "ac" and is_close):
+        return is_close and symbol != "ac"
     if symbol in _SHORT_WORDS and not is_close:
         if symbol == "sec" and found["dot"]:
             return True
