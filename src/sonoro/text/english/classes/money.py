@@ -157,7 +157,7 @@ def said_amount(sign: str, number: str, scale: str = "", land: str = "") -> str:
     if len(trimmed) > 2 or (trimmed and sign not in SMALL):
         return f"{decimal(number if len(cents) > 2 else f'{main}.{trimmed}')} {many}"
     small = trimmed.ljust(2, "0")
-    parts = [f"{cardinal(main)} {one if main == '1' else many}"] if main.strip("0,") or not trimmed else []
+    parts = [f"{cardinal(main or '0')} {one if main == '1' else many}"] if main.strip("0,") or not trimmed else []
     if trimmed:
         low = names(SMALL[sign])
         parts.append(f"{cardinal(str(int(small)))} {low[0] if small == '01' else low[1]}")
