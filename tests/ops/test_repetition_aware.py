@@ -200,7 +200,7 @@ def check_nuclei(count: int) -> None:
 @in_the_interpreter
 def test_interpreted() -> None:
     check_kernel(45, 60)
-    check_kernel(4, 1030)
+    check_kernel(2, 260)
     check_nuclei(7)
     logits, noise, sampling = nucleus_case(6, 12)
     rest = (noise, sampling._replace(top_p=torch.ones(6, 1)))

@@ -81,6 +81,21 @@ def sample_repetition_aware_reference(
 if triton is not None:
 
     @triton.jit
+    def _best_of(noisy, v, value, other_noisy, other_v, other_value):
+        # Of two ids the one of the higher `noisy`, with its `value`; of equal ones the lower id.
+        is_first = (noisy > other_noisy) | ((noisy == other_noisy) & (v < other_v))
+        best = tl.where(is_first, noisy, other_noisy)
+        return best, tl.where(is_first, v, other_v), tl.where(is_first, value, other_value)
+
+    @triton.jit
+    def _counted_best_of(
+        count, mass, noisy, v, value, other_count, other_mass, other_noisy, other_v, other_value
+    ):  # fmt: skip
+        # With a count and a mass, which add up: one reduction costs little more than the count's alone.
+        best, choice, best_value = _best_of(noisy, v, value, other_noisy, other_v, other_value)
+        return count + other_count, mass + other_mass, best, choice, best_value
+
+    @triton.jit
     def _nucleus_argmax(raw, noise, temp, k, p, greedy, vocabulary, BLOCK_V: tl.constexpr):
         v = tl.arange(0, BLOCK_V)
         noisy = tl.div_rn(raw, tl.zeros([BLOCK_V], tl.float32) + temp)
@@ -90,21 +105,23 @@ if triton is not None:
         if (p < 1) & (not greedy):
             weight = tl.exp(raw - tl.max(raw))
             top_p_mass = p * tl.sum(weight)
-        best, choice = tl.max(noisy, axis=0, return_indices=True)
+        best, choice, value = tl.reduce((noisy, v, raw), 0, _best_of)
         is_accepted = greedy | ((k <= 0) & (p >= 1))
         # Top-k and top-p keep a prefix of the order: if the choice is not kept, drop it and all ids after it, and try
         # the next best. Each iteration drops at least one; the first of all is always accepted.
         while not is_accepted:
-            value = tl.max(tl.where(v == choice, raw, -float("inf")))
             is_before = (raw > value) | ((raw == value) & (v < choice))
-            rank = tl.sum(is_before.to(tl.int32))
+            noisy = tl.where(is_before, noisy, -float("inf"))
+            kept = tl.where(is_before | (v == choice), weight, 0.0)
+            rank, mass, next_best, next_choice, next_value = tl.reduce(
+                (is_before.to(tl.int32), kept, noisy, v, raw), 0, _counted_best_of
+            )
             is_accepted = (k <= 0) | (rank < k)
             if p < 1:
-                is_accepted &= tl.sum(tl.where(is_before | (v == choice), weight, 0.0)) <= top_p_mass
+                is_accepted &= mass <= top_p_mass
             is_accepted |= (rank == 0) | (best == -float("inf"))
             if not is_accepted:
-                noisy = tl.where(is_before, noisy, -float("inf"))
-                best, choice = tl.max(noisy, axis=0, return_indices=True)
+                best, choice, value = next_best, next_choice, next_value
         return tl.minimum(choice, vocabulary - 1).to(tl.int64)
 
     @triton.jit
