@@ -9,6 +9,7 @@ from processes import run_without_triton
 from torch import Tensor
 from without_gpu import in_the_interpreter
 
+from sonoro.compile.variants import Variant, card_named, recording
 from sonoro.ops.device import TYPICAL
 from sonoro.ops.linear import (
     gate_up_kernel,
@@ -19,6 +20,7 @@ from sonoro.ops.linear import (
     linear_add_norm_kernel,
     linear_add_norm_reference,
     linear_add_reference,
+    linear_kernel,
     norm_gate_up,
     norm_gate_up_kernel,
     norm_gate_up_reference,
@@ -27,7 +29,7 @@ from sonoro.ops.linear import (
     norm_linear_reference,
 )
 from sonoro.ops.norm import rms_norm, rms_norm_kernel, rms_norm_reference
-from sonoro.ops.plans import CublasPlan, GemvPlan, Plan, TilePlan, measured, plan_for, smaller
+from sonoro.ops.plans import CublasPlan, GemvPlan, Plan, TilePlan, from_text, measured, plan_for, smaller
 
 EPS = 1e-6
 BFLOAT16_STEP = 2**-8
@@ -39,8 +41,12 @@ SMALL_PLANS = [
     TilePlan(32, 16, 16, 2, 1, 2, 2, False),
     TilePlan(32, 16, 16, 1, 4, 2, 1, True),
     TilePlan(32, 32, 16, 1, 1, 2, 2, False),
+    TilePlan(16, 16, 16, 1, 1, 2, 1, True, has_tma=True),
+    TilePlan(32, 32, 16, 1, 4, 2, 2, False, has_tma=True),
     CublasPlan(),
 ]
+
+TMA_PLANS = ["tile 128 128 64 1 1 4 8 tma", "tile 64 64 128 1 1 3 4 tma prefetch", "tile 64 64 64 1 2 3 4 tma"]
 
 
 def can_serve(plan: Plan, kernel: object, inputs: int) -> bool:
@@ -182,6 +188,39 @@ def test_interpreted() -> None:
     check_small("cpu")
 
 
+@pytest.mark.parametrize(
+    ("card", "plan", "columns", "has_tma"),
+    [
+        ("NVIDIA H200", "tile 64 64 32 1 1 3 4 tma", (80, 0), True),
+        ("NVIDIA H200", "tile 64 64 32 1 1 3 4 tma prefetch", (80, 8), True),
+        ("NVIDIA B200", "tile 64 64 32 1 2 3 4 tma", (80, 0), True),
+        ("NVIDIA H200", "tile 64 64 32 1 1 3 4", (80, 0), False),
+        # A first row, or the next ones, that are not at 16 bytes.
+        ("NVIDIA H200", "tile 64 64 32 1 1 3 4 tma", (80, 4), False),
+        ("NVIDIA H200", "tile 64 64 32 1 1 3 4 tma", (76, 0), False),
+        ("NVIDIA H200", "tile 64 64 32 2 1 3 4 tma", (80, 0), False),
+        ("NVIDIA H200", "tile 64 64 32 1 1 3 4 tma swapped", (80, 0), False),
+        ("NVIDIA L4", "tile 64 64 32 1 1 3 4 tma", (80, 0), False),
+    ],
+)
+def test_where_tma_cannot_load_tiles_pointers_do(card: str, plan: str, columns: tuple[int, int], has_tma: bool) -> None:
+    """`columns`: of the rows that `x` is a part of, and the first that it takes."""
+    pytest.importorskip("triton")
+    variants: list[Variant] = []
+    width, first = columns
+    with recording(card_named(card), variants.append), torch.inference_mode():
+        x = torch.empty(100, width, dtype=torch.bfloat16, device="meta")[:, first : first + 64]
+        weight = torch.empty(128, 64, dtype=torch.bfloat16, device="meta")
+        linear_kernel(x, weight, plan=from_text(plan))
+        if has_tma:
+            linear_kernel(x, weight.to(torch.int8), torch.empty(128, device="meta"), plan=from_text(plan))
+    kernels = [variant.kernel.rpartition(":")[2] for variant in variants if "reduce" not in variant.kernel]
+    assert kernels == (["_tma_tile_kernel", "_tile_kernel"] if has_tma else ["_tile_kernel"])
+    names = [name for name, _ in variants[0].signature]
+    constants = {names[path[0]]: value for path, value in variants[0].constants}
+    assert [constants[f"BLOCK_{axis}"] for axis in "MNK"] == [64, 64, 32]
+
+
 def test_without_triton_the_references_serve() -> None:
     code = (
         "import torch; from sonoro.ops.linear import linear_add, norm_gate_up, norm_linear\n"
@@ -276,6 +315,26 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
             assert torch.equal(kernel(*short, plan=plan), kernel(*arguments, plan=plan)[:fewer])
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("text", TMA_PLANS)
+@pytest.mark.parametrize("batch", [64, 200, 256])
+def test_tiles_by_tma_are_as_exact_as_the_references(text: str, batch: int) -> None:
+    """And change no bit with an early start, or with fewer rows beside: outputs and rows that end within a tile, `x` a
+    part of longer rows."""
+    plan = from_text(text)
+    for index, outputs, inputs in ((0, 4097, 2560), (1, 3072, 1024), (2, 1024, 3072), (2, 1000, 2048)):
+        kernel, reference, arguments = operations(batch, outputs, inputs, torch.bfloat16, "cuda")[index]
+        if not can_serve(plan, kernel, inputs):
+            continue
+        exact, found = reference(*widened(arguments)), kernel(*arguments, plan=plan)
+        assert error(found, exact) < 1.05 * error(reference(*arguments), exact) + 1e-4
+        late = kernel(*arguments, plan=replace(plan, enable_pdl=False))
+        for _ in range(3):
+            assert torch.equal(kernel(*arguments, plan=plan), late)
+        few = tuple(value[:37] if isinstance(value, Tensor) and len(value) == batch else value for value in arguments)
+        assert torch.equal(kernel(*few, plan=plan), late[:37])
+
+
 def chain(x: Tensor, layers: list[tuple], plan: Plan | None = None) -> Tensor:
     for gain, qkv, o, gate_up, down in layers:
         heads = norm_linear_kernel(x, gain, EPS, qkv, plan=plan)
@@ -285,8 +344,8 @@ def chain(x: Tensor, layers: list[tuple], plan: Plan | None = None) -> Tensor:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("batch", [1, 2, 8, 32, 64, 128])
-def test_replays_of_a_captured_chain_equal_the_eager_chain(batch: int) -> None:
+@pytest.mark.parametrize(("batch", "text"), [*((batch, "") for batch in (1, 2, 8, 32, 64, 128)), (200, TMA_PLANS[0])])
+def test_replays_of_a_captured_chain_equal_the_eager_chain(batch: int, text: str) -> None:
     """Copies of memory before, between and after, buffers used again, and inputs that change between replays."""
     torch.manual_seed(0)
     shapes = [(4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072)]
@@ -296,11 +355,12 @@ def test_replays_of_a_captured_chain_equal_the_eager_chain(batch: int) -> None:
         for _ in range(6)
     ]
     given, x, out = (torch.zeros(batch, 1024, **bfloat16) for _ in range(3))
+    plan = from_text(text) if text else None
 
     def frame() -> None:
         x.copy_(given)
-        out.copy_(chain(x, layers[:3]))
-        out.copy_(chain(out, layers[3:]))
+        out.copy_(chain(x, layers[:3], plan))
+        out.copy_(chain(out, layers[3:], plan))
 
     frame()
     torch.cuda.synchronize()
@@ -309,7 +369,7 @@ def test_replays_of_a_captured_chain_equal_the_eager_chain(batch: int) -> None:
         frame()
     for _ in range(20):
         given.copy_(normal(batch, 1024, **bfloat16))
-        expected = chain(given, layers).clone()
+        expected = chain(given, layers, plan).clone()
         graph.replay()
         assert torch.equal(out, expected)
     assert error(out, chain(given, layers, CublasPlan(enable_pdl=False))) < 0.05

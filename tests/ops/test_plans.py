@@ -197,7 +197,7 @@ def test_a_users_file_of_some_shapes_leaves_the_others_as_they_are(monkeypatch: 
 @pytest.mark.parametrize(
     "text",
     ["{", "[]", tuned_file(rows=[1]), tuned_file(dtype="float32"), tuned_file(plans={"96": ["cublas"]})]
-    + [tuned_file(plans={"96x40": [plan]}) for plan in ("tile 16", "gemv a b c", "", "magic")],
+    + [tuned_file(plans={"96x40": [plan]}) for plan in ("tile 16", "tile 16 tma", "gemv a b c", "", "magic")],
 )
 def test_what_is_no_file_of_plans_is_refused(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 (which of many it is, does not matter)
@@ -211,6 +211,8 @@ def test_what_is_no_file_of_plans_is_refused(text: str) -> None:
         TilePlan(16, 8, 64, 4, 1, 3, 4, True),
         TilePlan(16, 64, 128, 1, 1, 4, 4, False, is_swapped=True),
         TilePlan(16, 64, 128, 1, 1, 4, 4, True, is_swapped=True),
+        TilePlan(128, 64, 64, 1, 2, 4, 8, False, has_tma=True),
+        TilePlan(128, 64, 64, 1, 1, 4, 8, True, has_tma=True),
         CublasPlan(),
     ],
 )

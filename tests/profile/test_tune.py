@@ -165,25 +165,48 @@ def test_what_the_card_has_no_units_for_is_not_measured(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("plan", "quantization", "names"),
+    ("plan", "quantization", "on", "names"),
     [
-        ("gemv 2 256 4", "none", {"_gemv_kernel"}),
-        ("gemv 2 256 4", "int8", {"_gemv_kernel"}),
-        ("tile 64 32 64 1 4 3 4", "none", {"_tile_kernel", "_reduce_split_k"}),
-        ("tile 16 64 64 1 1 3 4 swapped prefetch", "fp8", {"_tile_kernel"}),
+        ("gemv 2 256 4", "none", "NVIDIA L4", {"_gemv_kernel"}),
+        ("gemv 2 256 4", "int8", "NVIDIA L4", {"_gemv_kernel"}),
+        ("tile 64 32 64 1 4 3 4", "none", "NVIDIA L4", {"_tile_kernel", "_reduce_split_k"}),
+        ("tile 64 32 64 1 4 3 4 tma", "none", "NVIDIA L4", {"_tile_kernel", "_reduce_split_k"}),
+        ("tile 64 32 64 1 4 3 4 tma", "none", "NVIDIA H200", {"_tma_tile_kernel", "_reduce_split_k"}),
+        ("tile 64 32 64 1 1 3 4 tma prefetch", "none", "NVIDIA H200", {"_tma_tile_kernel"}),
+        ("tile 16 64 64 1 1 3 4 swapped prefetch", "fp8", "NVIDIA L4", {"_tile_kernel"}),
     ],
 )
 def test_what_a_plan_launches_is_compiled_for_a_card_that_is_not_there(
-    plan: str, quantization: str, names: set[str], tmp_path: Path
+    plan: str, quantization: str, on: str, names: set[str], tmp_path: Path
 ) -> None:
     triton = pytest.importorskip("triton")
     product = Product(1 if plan.startswith("gemv") else 16, (64, 256))
     with triton.knobs.cache.scope():
         triton.knobs.cache.dir = str(tmp_path)
         with compilers(1) as pool:
-            pool.submit(tune.compile_plan, product, from_text(plan), card_named("NVIDIA L4"), quantization).result()
-        made = {path.stem for path in tmp_path.glob("*/*.cubin")}
-    assert made >= names, made
+            pool.submit(tune.compile_plan, product, from_text(plan), card_named(on), quantization).result()
+        made = {path.stem: path for path in tmp_path.glob("*/*.ptx") if path.with_suffix(".cubin").exists()}
+    assert made.keys() >= names, made
+    for name in names:
+        is_tma = "cp.async.bulk.tensor" in made[name].read_text(encoding="utf-8")
+        assert is_tma == (name == "_tma_tile_kernel")
+
+
+def test_tiles_by_tma_are_tried_with_many_rows_where_a_card_has_it() -> None:
+    for on, rows, itemsize, is_tried in (
+        (TYPICAL[9, 0], 64, 2, True),
+        (TYPICAL[9, 0], 256, 2, True),
+        (TYPICAL[9, 0], 32, 2, False),
+        (TYPICAL[9, 0], 64, 1, False),
+        (TYPICAL[8, 9], 64, 2, False),
+    ):
+        clock, product = Clock(), Product(rows, (4096, 1024), itemsize=itemsize)
+        shape = tune._Shape([product], on, clock)
+        shape.begin()
+        shape.measure_first()
+        shape.vary()
+        tried = [plan for _, plan in clock.compiled if isinstance(plan, TilePlan) and plan.has_tma]
+        assert bool(tried) == is_tried
 
 
 @pytest.mark.parametrize("text", ["4096", "4096x", "0x5", "4096x2048:fast", "axb", "-1x5"])

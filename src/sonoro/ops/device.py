@@ -53,6 +53,11 @@ class Card:
         return self.capability >= (8, 9)
 
     @property
+    def has_tma(self) -> bool:
+        """Whether it has units that copy tiles of a matrix to shared memory (the tensor memory accelerator)."""
+        return self.capability >= (9, 0)
+
+    @property
     def has_few_registers(self) -> bool:
         """Whether large tiles spill registers: AMD cards with waves of 32."""
         return self.gfx.startswith("gfx1")

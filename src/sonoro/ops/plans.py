@@ -35,6 +35,7 @@ class TilePlan:
     memory, take the time. `split_k` > 1: as many programs share K, and a second kernel adds their sums in order (not
     for gated products). `is_prefetched`: the weight is prefetched to L2 before the kernel ahead is done. `is_swapped`:
     the weight is the first operand of the tensor cores, which may come from registers: 8-bit weights are widened there.
+    `has_tma`: tiles are loaded by TMA where `sonoro.ops.tiles` can, else as without it.
     """
 
     block_m: int
@@ -47,6 +48,7 @@ class TilePlan:
     is_prefetched: bool
     enable_pdl: bool = True
     is_swapped: bool = False
+    has_tma: bool = False
 
     @property
     def first_rows(self) -> int:
@@ -186,14 +188,14 @@ def use_tuned(text: str) -> str:
 def from_text(text: str) -> Plan:
     """Parse a plan written by `to_text`. Raises `ValueError`."""
     kind, *rest = text.split()
-    flags = {"prefetch", "swapped"}.intersection(rest[-2:])
+    flags = {"prefetch", "swapped", "tma"}.intersection(rest[-3:])
     sizes = [int(size) for size in rest[: len(rest) - len(flags)]]
     match kind, sizes:
         case "gemv", [rows, block_k, warps]:
             return GemvPlan(rows, block_k, warps)
         case "tile", [m, n, k, slice_k, split_k, stages, warps]:
-            is_swapped, is_prefetched = "swapped" in flags, "prefetch" in flags
-            return TilePlan(m, n, k, slice_k, split_k, stages, warps, is_prefetched, True, is_swapped)
+            is_swapped, is_prefetched, has_tma = "swapped" in flags, "prefetch" in flags, "tma" in flags
+            return TilePlan(m, n, k, slice_k, split_k, stages, warps, is_prefetched, True, is_swapped, has_tma)
         case "cublas", []:
             return CublasPlan()
     raise ValueError(f"no plan: {text!r}")
@@ -206,7 +208,7 @@ def to_text(plan: Plan) -> str:
             return f"gemv {rows} {block_k} {warps}"
         case TilePlan():
             sizes = (plan.block_m, plan.block_n, plan.block_k, plan.slice_k, plan.split_k, plan.stages, plan.warps)
-            flags = ["swapped"] * plan.is_swapped + ["prefetch"] * plan.is_prefetched
+            flags = ["swapped"] * plan.is_swapped + ["tma"] * plan.has_tma + ["prefetch"] * plan.is_prefetched
             return " ".join(["tile", *map(str, sizes), *flags])
     return "cublas"
 
@@ -214,6 +216,8 @@ def to_text(plan: Plan) -> str:
 def smaller(plan: Plan) -> Plan | None:
     """The next plan to try if `plan` cannot be launched: fewer stages, smaller blocks, then cuBLAS; None after that."""
     match plan:
+        case TilePlan() if plan.has_tma:
+            return replace(plan, has_tma=False)
         case TilePlan() if plan.stages > 2:
             return replace(plan, stages=2)
         case TilePlan() if plan.block_n > 16:
@@ -244,7 +248,9 @@ def candidates(product: Product, on: Card) -> Iterator[Plan]:
                 continue
             tile = TilePlan(block_m, block_n, block_k, slice_k, split_k, stages, 8 if block_m > 64 else 4, False)
             swapped = [replace(tile, is_swapped=True)] if product.itemsize == 1 and block_n >= 16 else []
-            yield from (one for one in (tile, *swapped) if product.fits(one, on))
+            # After the plain tile, which a computed plan prefers: the estimate is the same.
+            by_tma = [replace(tile, has_tma=True)] if product.itemsize == 2 and block_m >= 64 and on.has_tma else []
+            yield from (one for one in (tile, *swapped, *by_tma) if product.fits(one, on))
     yield CublasPlan()
 
 

@@ -1,15 +1,19 @@
 """Products of more rows with a weight: Triton kernels whose programs compute output tiles with the tensor cores.
 
-A weight in 8 bits is widened tile by tile to the dtype of the other operand."""
+A weight in 8 bits is widened tile by tile to the dtype of the other operand. Where a plan says so and the card can, TMA
+loads the tiles instead of pointers."""
 
 import torch
 from torch import Tensor
 
+from sonoro.ops.device import card
 from sonoro.ops.norm import pdl_options, stride_of
 from sonoro.ops.optional import tl, triton
 from sonoro.ops.plans import TilePlan
 
 if triton is not None:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
     from sonoro.ops.activation import silu_mul
     from sonoro.ops.norm import pdl_launch_dependents, pdl_wait
 
@@ -81,6 +85,20 @@ if triton is not None:
             acc = tl.dot(x, weight, acc, input_precision="ieee")
         return acc
 
+    @triton.jit
+    def _store_tile(
+        acc, acc_up, residual, out, m64, n, mask, start, residual_stride, N: tl.constexpr, IS_GATED: tl.constexpr
+    ):  # fmt: skip
+        # Store the sums of rows `m64` and outputs `n` in rows of `out` from `start` on.
+        dtype: tl.constexpr = out.dtype.element_ty
+        result = acc.to(dtype)
+        if IS_GATED:
+            result = silu_mul(result, acc_up, dtype)
+        if residual is not None:
+            rest = tl.load(residual + m64[:, None] * residual_stride + n[None, :], mask=mask, other=0)
+            result = (result.to(tl.float32) + rest.to(tl.float32)).to(dtype)
+        tl.store(out + (start + m64[:, None]) * N + n[None, :], result, mask=mask)
+
     @triton.jit(do_not_specialize=["batch"])
     def _tile_kernel(  # noqa: PLR0915 (a kernel's arguments are positional)
         x, weight, scale, residual, out, batch, x_stride, residual_stride,
@@ -89,7 +107,6 @@ if triton is not None:
         IS_GATED: tl.constexpr, PREFETCH_L2: tl.constexpr, ENABLE_PDL: tl.constexpr, OPERAND_DTYPE: tl.constexpr,
     ):  # fmt: skip
         pdl_launch_dependents(ENABLE_PDL)
-        dtype: tl.constexpr = x.dtype.element_ty
         STEP: tl.constexpr = SLICE_K * BLOCK_K
         IS_WHOLE: tl.constexpr = K % STEP == 0
         # The layout of operand A of wgmma in registers.
@@ -149,13 +166,40 @@ if triton is not None:
             acc *= tl.load(scale + n_source)[None, :]
             if IS_GATED:
                 acc_up *= tl.load(scale + N + n_source)[None, :]
-        result = acc if SPLIT_K > 1 else acc.to(dtype)
-        if IS_GATED:
-            result = silu_mul(result, acc_up, dtype)
-        if residual is not None:
-            rest = tl.load(residual + m64[:, None] * residual_stride + n[None, :], mask=mask, other=0)
-            result = (result.to(tl.float32) + rest.to(tl.float32)).to(dtype)
-        tl.store(out + (split * batch + m64[:, None]) * N + n[None, :], result, mask=mask)
+        _store_tile(acc, acc_up, residual, out, m64, n, mask, split * batch, residual_stride, N, IS_GATED)
+
+    @triton.jit(do_not_specialize=["batch"])
+    def _tma_tile_kernel(
+        x_tiles, weight_tiles, weight, residual, out, batch, residual_stride,
+        N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+        SPLIT_K: tl.constexpr, NUM_STAGES: tl.constexpr, IS_GATED: tl.constexpr, PREFETCH_L2: tl.constexpr,
+        ENABLE_PDL: tl.constexpr, OPERAND_DTYPE: tl.constexpr,
+    ):  # fmt: skip
+        # As `_tile_kernel`, with the tiles of both operands loaded by TMA, which fills in zeros past the ends.
+        pdl_launch_dependents(ENABLE_PDL)
+        SPAN: tl.constexpr = K // SPLIT_K
+        split = 0 if SPLIT_K == 1 else tl.program_id(2)
+        first_m, first_n, first_k = tl.program_id(0) * BLOCK_M, tl.program_id(1) * BLOCK_N, split * SPAN
+        m64 = (first_m + tl.arange(0, BLOCK_M)).to(tl.int64)
+        n = first_n + tl.arange(0, BLOCK_N)
+        if ENABLE_PDL and PREFETCH_L2:
+            LINE: tl.constexpr = 1024 // weight.dtype.element_ty.primitive_bitwidth
+            n_source = tl.minimum(n, N - 1).to(tl.int64)
+            prefetch_l2(weight + first_k, n_source, K, SPAN, LINE)
+            if IS_GATED:
+                prefetch_l2(weight + first_k, n_source + N, K, SPAN, LINE)
+        acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        acc_up = acc
+        pdl_wait(ENABLE_PDL)
+        for k in tl.range(0, SPAN, BLOCK_K, num_stages=NUM_STAGES):
+            x_tile = x_tiles.load([first_m, first_k + k]).to(OPERAND_DTYPE)
+            w_tile = weight_tiles.load([first_n, first_k + k]).to(OPERAND_DTYPE)
+            acc = _dot(x_tile, tl.trans(w_tile), acc, False)
+            if IS_GATED:
+                w_tile = weight_tiles.load([N + first_n, first_k + k]).to(OPERAND_DTYPE)
+                acc_up = _dot(x_tile, tl.trans(w_tile), acc_up, False)
+        mask = (m64 < batch)[:, None] & (n < N)[None, :]
+        _store_tile(acc, acc_up, residual, out, m64, n, mask, split * batch, residual_stride, N, IS_GATED)
 
     @triton.jit(do_not_specialize=["batch"])
     def _reduce_split_k(
@@ -209,11 +253,27 @@ def launch_tiles(
     is_split = plan.split_k > 1
     shape = (plan.split_k, batch, width_out) if is_split else (batch, width_out)
     out = torch.empty(shape, dtype=torch.float32 if is_split else x.dtype, device=x.device)
-    _tile_kernel[(triton.cdiv(batch, plan.block_m), triton.cdiv(width_out, plan.block_n), plan.split_k)](
-        x=x, weight=weight, scale=scale, residual=residual, out=out, batch=batch,
-        x_stride=x.stride(0), residual_stride=stride_of(residual), N=width_out, K=width_in,
-        BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, BLOCK_K=plan.block_k, SLICE_K=plan.slice_k, SPLIT_K=plan.split_k,
-        NUM_STAGES=plan.stages, IS_SWAPPED=plan.is_swapped, IS_GATED=is_gated, PREFETCH_L2=plan.is_prefetched,
-        OPERAND_DTYPE=OPERAND[x.dtype], num_warps=plan.warps, **pdl_options(x.device, enable_pdl=plan.enable_pdl),
-    )  # fmt: skip
+    grid = (triton.cdiv(batch, plan.block_m), triton.cdiv(width_out, plan.block_n), plan.split_k)
+    options = {
+        "weight": weight, "residual": residual, "out": out, "batch": batch, "residual_stride": stride_of(residual),
+        "N": width_out, "K": width_in, "BLOCK_M": plan.block_m, "BLOCK_N": plan.block_n, "BLOCK_K": plan.block_k,
+        "SPLIT_K": plan.split_k, "NUM_STAGES": plan.stages, "IS_GATED": is_gated, "PREFETCH_L2": plan.is_prefetched,
+        "OPERAND_DTYPE": OPERAND[x.dtype], "num_warps": plan.warps, **pdl_options(x.device, enable_pdl=plan.enable_pdl),
+    }  # fmt: skip
+    if plan.has_tma and _takes_tma(x, weight, plan):
+        x_tiles = TensorDescriptor.from_tensor(x, [plan.block_m, plan.block_k])
+        weight_tiles = TensorDescriptor.from_tensor(weight, [plan.block_n, plan.block_k])
+        _tma_tile_kernel[grid](x_tiles=x_tiles, weight_tiles=weight_tiles, **options)
+    else:
+        how = {"SLICE_K": plan.slice_k, "IS_SWAPPED": plan.is_swapped}
+        _tile_kernel[grid](x=x, scale=scale, x_stride=x.stride(0), **how, **options)
     return out
+
+
+def _takes_tma(x: Tensor, weight: Tensor, plan: TilePlan) -> bool:
+    """Whether TMA can load the tiles of `plan`: on cards that have it, operands of one dtype, with every row at a
+    multiple of 16 bytes."""
+    has_units = card(x.device).has_tma or triton.knobs.runtime.interpret
+    is_plain = weight.dtype == x.dtype and plan.slice_k == 1 and not plan.is_swapped
+    starts = (start for one in (x, weight) for start in (one.data_ptr(), one.stride(0) * one.itemsize))
+    return has_units and is_plain and not any(start % 16 for start in starts)

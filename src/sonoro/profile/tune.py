@@ -222,10 +222,11 @@ class _Shape:
 def _likely(product: Product, on: Card) -> Iterator[Plan]:
     """cuBLAS, and the plans of each kind with the best estimates."""
     found = sorted(candidates(product, on), key=lambda plan: estimate_s(plan, product, on))
-    swapped = [plan for plan in found if isinstance(plan, TilePlan) and plan.is_swapped]
-    tiles = [plan for plan in found if isinstance(plan, TilePlan) and not plan.is_swapped]
+    tiles = [plan for plan in found if isinstance(plan, TilePlan)]
+    swapped, by_tma = [plan for plan in tiles if plan.is_swapped], [plan for plan in tiles if plan.has_tma]
+    plain = [plan for plan in tiles if not (plan.is_swapped or plan.has_tma)]
     vectors = [plan for plan in found if isinstance(plan, GemvPlan)]
-    return chain([CublasPlan()], vectors[:_TRIED], tiles[:_TRIED], swapped[:_TRIED])
+    return chain([CublasPlan()], vectors[:_TRIED], plain[:_TRIED], swapped[:_TRIED], by_tma[:_TRIED])
 
 
 def _launch(x: Tensor, gain: Tensor, weight: Weight, plan: Plan, *, is_gated: bool) -> None:
