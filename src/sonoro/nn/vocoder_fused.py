@@ -13,10 +13,10 @@ from sonoro.nn.history import WHOLE, Context, History
 from sonoro.nn.vocoder import ConvNext, ResidualUnit, Snake, UpsampleBlock, Upsampler, Vocoder
 from sonoro.nn.window import WindowConfig, WindowLayer, WindowLayers
 from sonoro.ops.activation import Rates
-from sonoro.ops.causal import Bound, depthwise, depthwise_norm, last_conv
+from sonoro.ops.causal import Bound, depthwise_norm, last_conv
 from sonoro.ops.conv import Epilogue, LeftContext, conv
 from sonoro.ops.device import card
-from sonoro.ops.residual_unit import UnitWeights, residual_unit, unit_tile
+from sonoro.ops.residual_unit import UnitWeights, residual_unit, residual_unit_in_two, unit_tile
 
 
 class Past:
@@ -174,25 +174,18 @@ def _unit(
     x: Tensor, unit: ResidualUnit, after: CausalLayer, epilogue: Epilogue, past: Past
 ) -> tuple[Tensor | None, Tensor]:
     """Run the convolutions of `unit`, then `epilogue`; returns the residual stream and the input of layer `after`."""
-    layer, pointwise = unit.conv1.conv, unit.conv2.conv
-    rows, dilation = x.shape[0] * (x.shape[1] - unit.conv1.length), layer.dilation[0]
-    if unit.conv1.is_depthwise or unit_tile(rows, pointwise.out_channels, card(x.device)) is None:
-        x = _dilated(x, unit, past)
-        return conv(x, taps(unit.conv2), pointwise.bias, 1, past.left_context(None, after), epilogue)
-    assert layer.bias is not None
+    first, weights = unit.conv1, _unit_weights(unit)
+    rows = x.shape[0] * (x.shape[1] - first.length)
+    run = residual_unit_in_two if unit_tile(rows, weights, card(x.device)) is None else residual_unit
+    return run(x, weights, first.conv.dilation[0], past.left_context(first, after), epilogue)
+
+
+def _unit_weights(unit: ResidualUnit) -> UnitWeights:
+    first, pointwise = unit.conv1, unit.conv2.conv
+    assert first.conv.bias is not None
     assert pointwise.bias is not None
-    weights = UnitWeights(taps(unit.conv1), layer.bias, unit.act2.rates, taps(unit.conv2)[0], pointwise.bias)
-    return residual_unit(x, weights, dilation, past.left_context(unit.conv1, after), epilogue)
-
-
-def _dilated(x: Tensor, unit: ResidualUnit, past: Past) -> Tensor:
-    """The dilated convolution of `unit`, followed by the activation before its second convolution."""
-    layer, rates = unit.conv1.conv, unit.act2.rates
-    dilation, context = layer.dilation[0], past.left_context(unit.conv1)
-    if unit.conv1.is_depthwise:
-        assert layer.bias is not None
-        return depthwise(x, layer.weight[:, 0].mT.contiguous(), layer.bias, dilation, context, rates=rates)
-    return conv(x, taps(unit.conv1), layer.bias, dilation, context, Epilogue(rates=rates))[1]
+    dilated = first.conv.weight[:, 0].mT.contiguous() if first.is_depthwise else taps(first)
+    return UnitWeights(dilated, first.conv.bias, unit.act2.rates, taps(unit.conv2)[0], pointwise.bias)
 
 
 class _FoldedConvNext:
