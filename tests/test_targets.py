@@ -13,7 +13,7 @@ pytestmark = pytest.mark.long
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "targets.py"
 OF_STEPS = {"_begin", "_finish", "_advance_kernel", "_tile_kernel", "_gemv_kernel", "decode", "varlen", "_attend"}
-OF_CODECS = {"_conv", "_snake_beta", "_depthwise", "_window_attention", "_last_conv"}
+OF_CODECS = {"_conv", "_snake_beta", "_depthwise", "_window_attention", "_last_conv", "_clear_rows_kernel"}
 
 
 def compiled(out: Path, *which: str) -> list[dict[str, Any]]:

@@ -151,7 +151,7 @@ def test_kernels_are_checked_with_arguments_that_they_take(tiny: TinyFamily, mon
     model = tiny.load().model
     model.word_heads = HEADS
     model.check_kernels(model.allocate(CAPACITY), 2)
-    assert {"point", "decode_attention"} <= checked
+    assert {"point", "decode_attention", "clear_rows"} <= checked
 
 
 @pytest.mark.gpu

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sonoro.ops.clear import clear_rows
+
 Layout = Mapping[str, tuple[int, int]]
 """By key: the number of columns kept, and their width C."""
 
@@ -97,8 +99,7 @@ class History:
 
     def reset(self, slots: Tensor) -> None:
         """Zero the state of `slots` [B] int64. Capturable."""
-        for tensor in (*self.columns.values(), self.seen):
-            tensor.index_fill_(0, slots, 0)
+        clear_rows(slots, (*self.columns.values(), self.seen))
 
     def at(self, slots: Tensor) -> SlotContext:
         """The left context of one call for the batch `slots` [B] int64; only the scratch slot may repeat."""

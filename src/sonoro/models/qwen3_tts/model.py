@@ -17,6 +17,7 @@ from sonoro.core.types import ModelSpec, Reference, SamplingParams, SpeechReques
 from sonoro.models.base import Capacity, Codec, SavedVoice, Spoken, Voice
 from sonoro.models.settings import CONTROL_TOKENS
 from sonoro.models.shared.loading import Family
+from sonoro.models.shared.slots import check_admission
 from sonoro.nn.transformer import bytes_read, widen_layers
 from sonoro.nn.weights import fingerprint
 from sonoro.runtime.ring import upload
@@ -163,6 +164,7 @@ class Qwen3TTS(frame.StepsTalker):
         return None if compiled is None else CompiledFrame(compiled, state)
 
     def check_kernels(self, state: FrameState, batch: int) -> None:
+        check_admission(state)
         frame.check_kernels(self._modules.lm.talker, state, batch)
 
     def parts(self, state: FrameState) -> dict[str, Callable[[Tensor], object]]:

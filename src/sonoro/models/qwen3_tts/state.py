@@ -53,6 +53,10 @@ class FrameState(DepthState):
     is_end: Tensor
     pad_id: int
 
+    @property
+    def zeroed(self) -> tuple[Tensor, ...]:
+        return *super().zeroed, self.seen
+
 
 def allocate(talker: Talker, capacity: Capacity, pad_id: int, word_heads: WordHeads | None = None) -> FrameState:
     """State of `capacity.slots` free slots. `pad_id` is the text id fed after the end of a slot's text."""
@@ -82,7 +86,7 @@ def allocate(talker: Talker, capacity: Capacity, pad_id: int, word_heads: WordHe
 
 def reset(state: FrameState, slots: Sequence[int]) -> None:
     """Free and clear `slots`. No sync; not capturable."""
-    clear_slots(state, slots, (state.seen, False), (state.text_ids, state.pad_id))
+    clear_slots(state, slots, (state.text_ids, state.pad_id))
 
 
 def stage(state: FrameState, prompts: Sequence[TalkerPrompt], slots: Sequence[int], pages: Sequence[Pages]) -> int:
@@ -118,7 +122,6 @@ def rest_sampling(controls: Controls) -> SamplingParams:
 def admit(state: FrameState, slots: Tensor) -> None:
     """Reset `slots` [B] int64 and write the staged state to them, in order. Capturable; no sync."""
     state.text_ids.index_copy_(0, slots, admit_staged(state, slots))
-    state.seen.index_fill_(0, slots, False)
 
 
 def append_text(state: FrameState, slots: Sequence[int], starts: Sequence[int], ids: Sequence[Sequence[int]]) -> None:

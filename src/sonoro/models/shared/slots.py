@@ -21,6 +21,7 @@ from sonoro.models.shared.prompts import Ids, StoredPrefix, TextSpanned
 from sonoro.nn.kvcache import PackedPrompts, PackedTokens, PagedKVCache
 from sonoro.nn.transformer import DecoderConfig, DecoderStack, Rotary
 from sonoro.nn.watch import HeadWatch
+from sonoro.ops.clear import clear_rows
 from sonoro.runtime.ring import overwrite, upload
 from sonoro.runtime.sampling import CLEARED, SamplingState
 from sonoro.words.heads import MOST_COLUMNS, WordHeads
@@ -81,6 +82,11 @@ class BackboneState:
     def page_table(self) -> Tensor:
         """The page table of `cache`."""
         return self.cache.page_table
+
+    @property
+    def zeroed(self) -> tuple[Tensor, ...]:
+        """The tensors whose rows are zeros in an admitted slot."""
+        return self.length, self.frames, self.pending
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,8 +181,8 @@ def clear_slots(state: BackboneState, slots: Sequence[int], *more: tuple[Tensor,
     index = upload(slots, torch.int64, state.done.device)
     state.done.index_fill_(0, index, True)
     state.cache.page_table.index_fill_(0, index, state.cache.keys.shape[1] - 1)
-    zeroed = (state.length, state.frames, state.pending, state.position, state.spans)
-    for rows, value in (*((own, 0) for own in zeroed), *more):
+    clear_rows(index, state.zeroed)
+    for rows, value in ((state.position, 0), (state.spans, 0), *more):
         rows.index_fill_(0, index, value)
     for sampler in state.samplers:
         sampler.clear(slots)
@@ -244,8 +250,7 @@ def admit_staged(state: BackboneState, slots: Tensor) -> Tensor:
     end = _PAGE_COLUMN + table.shape[1]
     ends = (1, _PAGE_COLUMN, end, end + len(CLEARED) * len(state.samplers))
     position, spans, pages, controls, added = staged.tensor_split(ends, dim=1)
-    for rows in (state.length, state.frames, state.pending):
-        rows.index_fill_(0, slots, 0)
+    clear_rows(slots, state.zeroed)
     state.position.index_copy_(0, slots, position[:, 0])
     state.spans.index_copy_(0, slots, spans)
     table.index_copy_(0, slots, pages.to(table.dtype))
@@ -253,6 +258,13 @@ def admit_staged(state: BackboneState, slots: Tensor) -> Tensor:
         sampler.put(slots, packed)
     state.done.index_copy_(0, slots, is_scratch)
     return added
+
+
+def check_admission(state: BackboneState) -> None:
+    """Compare the kernel of `admit_staged` with its reference, on two rows of ones; disable it if they disagree.
+    Synchronises; `state` is unchanged."""
+    slots = torch.ones(2, dtype=torch.int64, device=state.done.device)
+    clear_rows.check(lambda: (slots, [torch.ones_like(rows[:2]) for rows in state.zeroed]), tolerance=0.0)
 
 
 def staged_tokens(state: BackboneState, tokens: Tensor) -> tuple[PackedTokens, Tensor, Tensor]:
@@ -395,6 +407,7 @@ class SpeaksFrames(ReadsText):
         self.frames.frame(self._modules.lm, state, slots, record)
 
     def check_kernels(self, state: Any, batch: int) -> None:
+        check_admission(state)
         self.frames.check_kernels(self._modules.lm, state, batch)
 
     def parts(self, state: Any) -> dict[str, Callable[[Tensor], object]]:

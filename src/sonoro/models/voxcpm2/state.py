@@ -41,6 +41,10 @@ class FrameState(BackboneState):
     residual: PagedKVCache
     still: Rotary
 
+    @property
+    def zeroed(self) -> tuple[Tensor, ...]:
+        return *super().zeroed, self.patch, self.is_audio
+
     def read_options(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Guidance float32, solver steps, and the frame after which speech may end, of slots `rows` [B]: [B] each.
         Capturable."""
@@ -77,7 +81,7 @@ def allocate(lm: VoxLM, capacity: Capacity, word_heads: WordHeads | None = None)
 
 def reset(state: FrameState, slots: Sequence[int]) -> None:
     """Free and clear `slots`. No sync; not capturable."""
-    clear_slots(state, slots, (state.patch, 0), (state.is_audio, False), (state.options, 0))
+    clear_slots(state, slots, (state.options, 0))
 
 
 def stage(state: FrameState, prompts: Sequence[RowPrompt], slots: Sequence[int], pages: Sequence[Pages]) -> int:
@@ -89,8 +93,6 @@ def stage(state: FrameState, prompts: Sequence[RowPrompt], slots: Sequence[int],
 def admit(state: FrameState, slots: Tensor) -> None:
     """Reset `slots` [B] int64 and write the staged state to them, in order. Capturable; no sync."""
     state.options.index_copy_(0, slots, admit_staged(state, slots))
-    state.patch.index_fill_(0, slots, 0)
-    state.is_audio.index_fill_(0, slots, False)
 
 
 def is_text_alone(prompts: Sequence[RowPrompt], pages: Sequence[Pages]) -> bool:
