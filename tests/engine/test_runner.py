@@ -8,22 +8,12 @@ from sine_engines import Clock, Engine, audio, config_of, drain, end, engine_of,
 from sine_models import SineModel
 from without_gpu import FunctionPool
 
-from sonoro.audio import pcm as host
 from sonoro.core.config import EngineConfig
 from sonoro.core.types import SpeechRequest
-from sonoro.engine.decoding import to_pcm16
 from sonoro.engine.runner import Runner
 from sonoro.models.base import PackingModel
 
 __all__ = ["tiny"]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_pcm16_on_the_device_is_what_the_host_makes(dtype: torch.dtype) -> None:
-    steps = torch.arange(-70000, 70000, dtype=dtype) / 2 / 32768
-    noise = torch.rand(10_000, generator=torch.Generator().manual_seed(0), dtype=dtype) * 3 - 1.5
-    pcm = torch.cat([steps, noise, torch.tensor([-1.0, 1.0, -2.0, 2.0], dtype=dtype)])
-    assert to_pcm16(pcm).numpy().astype("<i2").tobytes() == host.to_pcm16(pcm.numpy())
 
 
 def test_without_a_gpu_rows_are_padded_only_to_sizes_that_are_named() -> None:

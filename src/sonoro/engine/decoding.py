@@ -16,6 +16,7 @@ from sonoro.core.config import EngineConfig
 from sonoro.engine.device_state import CodecState
 from sonoro.models.base import Codec, CompiledCodec, Voice
 from sonoro.runtime.graphs import Compiled, GraphPool, GraphSet
+from sonoro.runtime.kernels import begin_chunk, end_chunk
 from sonoro.runtime.ring import upload
 
 _Decode = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
@@ -129,23 +130,10 @@ class Decoding:
 
     def _decoder(self, frames: int, decoded: Callable[[Tensor, Tensor], Tensor]) -> _Decode:
         """The function of slots that `decodes[frames]` runs: the codec is called as `decoded(frames, slots)`."""
-        codec, state = self._codec, self._state
-        offsets = torch.arange(frames, device=self.device)
-        last = state.frames.shape[1] - 1
+        state = self._state
 
         def decode(slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            first = state.decoded[slots]
-            columns = (first[:, None] + offsets).clamp(max=last)
-            chunk = state.frames[slots[:, None], columns]
-            pcm = decoded(chunk, slots)
-            # The scratch slot may repeat; each copy writes the same value.
-            state.decoded.index_copy_(0, slots, first + frames)
-            is_finite = pcm.isfinite()
-            return to_pcm16(pcm.where(is_finite, 0.0)), chunk, frames * codec.hop - is_finite.sum(1)
+            chunk, broken = begin_chunk(state.frames, state.decoded, slots, frames)
+            return end_chunk(decoded(chunk, slots), broken), chunk, broken
 
         return decode
-
-
-def to_pcm16(pcm: Tensor) -> Tensor:
-    """Convert float `pcm` in [-1, 1] to int16, rounded and clipped exactly as by `sonoro.audio.pcm.to_pcm16`."""
-    return (pcm * 32768.0).round().clamp(-32768, 32767).to(torch.int16)

@@ -18,10 +18,10 @@ from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError, border
 from sonoro.core.folders import word_heads_folder
 from sonoro.core.types import SpeechRequest
-from sonoro.engine.decoding import to_pcm16
 from sonoro.engine.runner import Runner
 from sonoro.models.base import Capacity, Pages, SpeechModel
 from sonoro.models.words import ShowsWords
+from sonoro.runtime.kernels import to_pcm16
 from sonoro.runtime.ring import upload
 from sonoro.text.splitting import frames_bound, joined
 from sonoro.words.calibration import Candidate, Reading, candidates, choose, judge

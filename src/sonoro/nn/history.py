@@ -6,12 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sonoro.ops.chunk import advance_counts
 from sonoro.ops.clear import clear_rows
 
 Layout = Mapping[str, tuple[int, int]]
@@ -129,8 +131,11 @@ class SlotContext:
     def __init__(self, history: History, slots: Tensor) -> None:
         self._history = history
         self._slots = slots
-        self._seen = history.seen.index_select(0, slots)
         self._rings: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+
+    @cached_property
+    def _seen(self) -> Tensor:
+        return self._history.seen.index_select(0, self._slots)
 
     def positions(self, columns: int, device: torch.device) -> Tensor:
         return self._seen[:, None] + torch.arange(columns, device=device)
@@ -160,8 +165,8 @@ class SlotContext:
         return torch.cat([newest - age, self.positions(columns, device)], dim=1)
 
     def advance(self, columns: int) -> None:
-        self._seen = self._seen + columns
-        self._history.seen.index_copy_(0, self._slots, self._seen)
+        advance_counts(self._history.seen, self._slots, columns)
+        vars(self).pop("_seen", None)
         self._rings.clear()
 
     def _places(self, length: int, columns: int, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,7 @@
 """The user's tuned kernel plans for a card: where they are stored, and loading them. Plans are in `sonoro.ops.plans`.
 
-Also the way for other packages to `ops`: which kernels fell back, and the limit on shared memory."""
+Also the way for other packages to `ops`: which kernels fell back, the limit on shared memory, and what is done before
+and after a codec."""
 
 import logging
 from pathlib import Path
@@ -9,11 +10,23 @@ import torch
 
 from sonoro.core.config import QUANTIZATIONS
 from sonoro.core.folders import tuned_folder
+from sonoro.ops.chunk import begin_chunk, end_chunk, to_pcm16
 from sonoro.ops.device import Card, card, is_recorded, shared_limit
 from sonoro.ops.dispatch import fallbacks
 from sonoro.ops.plans import W8A8, use_tuned
 
-__all__ = ["Card", "card", "fallbacks", "is_recorded", "plans_of", "shared_limit", "use_own_plans"]
+__all__ = [
+    "Card",
+    "begin_chunk",
+    "card",
+    "end_chunk",
+    "fallbacks",
+    "is_recorded",
+    "plans_of",
+    "shared_limit",
+    "to_pcm16",
+    "use_own_plans",
+]
 
 logger = logging.getLogger(__name__)
 
