@@ -18,7 +18,8 @@ def arguments(name, batch, columns, dtype, generator):
         return torch.randn(*shape, generator=generator).to(dtype)
 
     if name == "embed_sum":
-        return torch.randint(0, 32, (batch, columns, 4), generator=generator), draw(4, 32, CHANNELS)
+        # Some are beyond the tables.
+        return torch.randint(0, 40, (batch, columns, 4), generator=generator), draw(4, 32, CHANNELS)
     dilation = 3 if name == "depthwise" and columns > 1 else 1
     x, weight = draw(batch, 6 * dilation + columns, CHANNELS), draw(7, CHANNELS)
     if name == "depthwise":
@@ -90,11 +91,13 @@ def draw(*shape):
 
 
 def test_embedded_codes_are_summed_after_their_context():
-    tables, frames = draw(3, 5, 4), torch.tensor([[[0, 4, 2], [1, 1, 1]]])
+    tables, frames = draw(3, 5, 4), torch.tensor([[[0, 4, 2], [1, 9, 1]]])
     contexts = draw(2, 6, 4)
     out = embed_sum(frames, tables, LeftContext(torch.tensor([1]), None, contexts, 6))
     assert torch.equal(out[:, :6], contexts[1:])
-    expected = torch.stack([sum(tables[k, code] for k, code in enumerate(frame)) for frame in frames[0].tolist()])
+    expected = torch.stack(
+        [sum(tables[k, min(code, 4)] for k, code in enumerate(frame)) for frame in frames[0].tolist()]
+    )
     torch.testing.assert_close(out[0, 6:], expected, atol=1e-15, rtol=0)
 
 

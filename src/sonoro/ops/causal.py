@@ -32,9 +32,11 @@ DEPTHWISE_BLOCK = 2048
 
 def embed_sum_reference(frames: Tensor, tables: Tensor, context: LeftContext = NO_CONTEXT) -> Tensor:
     """Embed `frames` [B, T, K] int64: the sum over k of row `frames[b, t, k]` of `tables` [K, V, C], after
-    `context.left` columns of left context: [B, left + T, C]."""
+    `context.left` columns of left context: [B, left + T, C]. Codes above V - 1 are read as V - 1."""
     books, size, _ = tables.shape
-    rows = F.embedding(frames + torch.arange(books, device=frames.device) * size, tables.flatten(0, 1))
+    rows = F.embedding(
+        frames.clamp(max=size - 1) + torch.arange(books, device=frames.device) * size, tables.flatten(0, 1)
+    )
     wide = torch.promote_types(tables.dtype, torch.float32)
     return join_context(rows[:, :, 0], rows.to(wide).sum(2).to(tables.dtype), context)
 
@@ -110,7 +112,7 @@ if triton is not None:
             inside = channel < CHANNELS
             total = tl.zeros((BLOCK,), dtype=tl.float32)
             for codebook in range(NUM_CODEBOOKS):
-                code = tl.load(frames + program * NUM_CODEBOOKS + codebook) + codebook * size
+                code = tl.minimum(tl.load(frames + program * NUM_CODEBOOKS + codebook), size - 1) + codebook * size
                 total += tl.load(tables + code * CHANNELS + channel, mask=inside, other=0.0).to(tl.float32)
             pdl_launch_dependents(ENABLE_PDL)
             batch = program // columns

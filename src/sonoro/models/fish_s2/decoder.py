@@ -19,6 +19,7 @@ from sonoro.nn.vocoder import LinearSnake, Upsampler, Vocoder, finalize, reach_f
 from sonoro.nn.vocoder_fused import FusedVocoder, Past, fold_layers
 from sonoro.nn.window import WindowTransformer
 from sonoro.ops.causal import embed_sum
+from sonoro.ops.norm import rms_norm
 from sonoro.ops.window import window_attention
 
 
@@ -83,7 +84,7 @@ class Quantizer(nn.Module):
     def forward(self, frames: Tensor) -> Tensor:
         """Embed frames [B, T, K] int64: columns [B, T, width]. Codes beyond their codebook are clamped to its last."""
         assert self.folded is not None
-        return embed_sum(frames.clamp(max=self.folded.shape[1] - 1).contiguous(), self.folded)
+        return embed_sum(frames.contiguous(), self.folded)
 
 
 class CodecDecoder(nn.Module):
@@ -136,7 +137,10 @@ class FusedDecoder:
     """A finalized `CodecDecoder` as fused kernels; residual streams are in `stream_dtype`. Capturable."""
 
     def __init__(self, decoder: CodecDecoder, stream_dtype: torch.dtype) -> None:
-        self.quantizer, self.norm = decoder.quantizer, decoder.post_module.norm
+        norm = decoder.post_module.norm
+        self.quantizer, self.eps = decoder.quantizer, norm.eps
+        # In the dtype of the stream, which one kernel norms.
+        self.weight = norm.weight.to(torch.promote_types(norm.weight.dtype, torch.float32))
         self.layers = fold_layers(decoder.post_module.layers)
         self.render = FusedVocoder(decoder.upsample, decoder.model, stream_dtype)
 
@@ -147,4 +151,4 @@ class FusedDecoder:
         for layer in self.layers:
             x = layer(x, past)
         past.advance(frames.shape[1])
-        return self.norm(x)
+        return rms_norm(x.flatten(0, 1), self.weight, self.eps).view_as(x)
