@@ -63,6 +63,19 @@ def check_kernels(device):
                 assert not is_streamed or torch.equal(our_rows, their_rows)
 
 
+def check_with_context(device):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 8, CHANNELS, generator=generator).to(device)
+    # The interpreter truncates where a GPU rounds to bfloat16.
+    for dtype in (torch.float32, torch.float16, *([torch.bfloat16] if device == "cuda" else [])):
+        contexts = torch.randn(5, 6, CHANNELS, generator=generator).to(device, dtype)
+        for context in (LeftContext(torch.tensor([3, 0, 3], device=device), None, contexts, 6), LeftContext(left=6)):
+            ours = causal.with_context_kernel(x, dtype, context)
+            theirs = causal.with_context_reference(x, dtype, context)
+            assert ours.dtype == theirs.dtype
+            assert torch.equal(ours, theirs)
+
+
 def check_that_nothing_hides_what_is_no_number(device):
     """Of NaN and infinities, in the samples that depend on them alone: they must be seen where audio is sent."""
     x, weight, bias = (given.to(device) for given in (torch.zeros(1, 9, 16), torch.ones(7, 16), torch.zeros(1)))
@@ -77,12 +90,14 @@ def check_that_nothing_hides_what_is_no_number(device):
 @in_the_interpreter
 def test_interpreted():
     check_kernels("cpu")
+    check_with_context("cpu")
     check_that_nothing_hides_what_is_no_number("cpu")
 
 
 @pytest.mark.gpu
 def test_the_kernels_equal_the_references_on_a_gpu():
     check_kernels("cuda")
+    check_with_context("cuda")
     check_that_nothing_hides_what_is_no_number("cuda")
 
 

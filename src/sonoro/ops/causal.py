@@ -41,6 +41,11 @@ def embed_sum_reference(frames: Tensor, tables: Tensor, context: LeftContext = N
     return join_context(rows[:, :, 0], rows.to(wide).sum(2).to(tables.dtype), context)
 
 
+def with_context_reference(x: Tensor, dtype: torch.dtype, context: LeftContext) -> Tensor:
+    """`x` [B, T, C] in `dtype`, after `context.left` columns of left context: [B, left + T, C]."""
+    return join_context(x, x.to(dtype), context)
+
+
 def depthwise_norm_reference(
     x: Tensor, weight: Tensor, bias: Tensor, norm: tuple[Tensor, Tensor, float], context: LeftContext = NO_CONTEXT
 ) -> Tensor:
@@ -118,6 +123,26 @@ if triton is not None:
             batch = program // columns
             target = out + batch * step + (left + program - batch * columns) * CHANNELS + channel
             tl.store(target, total.to(out.dtype.element_ty), mask=inside)
+
+    @triton.jit(do_not_specialize=["columns", "count"])
+    def _with_context(
+        x, out, slots, next_history, count, columns, left, CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
+        ENABLE_PDL: tl.constexpr,
+    ):  # fmt: skip
+        pdl_launch_dependents(ENABLE_PDL)
+        pdl_wait(ENABLE_PDL)
+        index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        head, size = left * CHANNELS, columns * CHANNELS
+        batch = (index // (head + size)).to(tl.int64)
+        offset = index - batch * (head + size)
+        is_new = offset >= head
+        value = tl.load(x + batch * size + offset - head, mask=(index < count) & is_new, other=0.0)
+        value = value.to(out.dtype.element_ty)
+        if next_history is not None:
+            slot = tl.load(slots + batch, mask=index < count, other=0)
+            old = tl.load(next_history + slot * head + offset, mask=(index < count) & (offset < head), other=0.0)
+            value = tl.where(is_new, value, old)
+        tl.store(out + index, value, mask=index < count)
 
     @triton.jit
     def _keep_tail(x, history, slots, block, rows, columns, size, CHANNELS: tl.constexpr, BLOCK: tl.constexpr):
@@ -239,6 +264,18 @@ def embed_sum_kernel(frames: Tensor, tables: Tensor, context: LeftContext = NO_C
     return out
 
 
+def with_context_kernel(x: Tensor, dtype: torch.dtype, context: LeftContext) -> Tensor:
+    """`with_context_reference` as one Triton kernel."""
+    batch, columns, channels = x.shape
+    assert x.is_contiguous()
+    out = x.new_empty(batch, context.left + columns, channels, dtype=dtype)
+    _with_context[(triton.cdiv(out.numel(), 1024),)](
+        x=x, out=out, slots=context.slots, next_history=context.next_history, count=out.numel(), columns=columns,
+        left=context.left, CHANNELS=channels, BLOCK=1024, **pdl_options(x.device),
+    )  # fmt: skip
+    return out
+
+
 def depthwise_norm_kernel(
     x: Tensor, weight: Tensor, bias: Tensor, norm: tuple[Tensor, Tensor, float], context: LeftContext = NO_CONTEXT
 ) -> Tensor:
@@ -319,6 +356,9 @@ def _is_supported(x: Tensor, weight: Tensor, *_: object, **__: object) -> bool:
 
 
 embed_sum = Operation(embed_sum_kernel, embed_sum_reference, _is_supported)
+with_context = Operation(
+    with_context_kernel, with_context_reference, lambda x, dtype, _: x.is_contiguous() and dtype != torch.float64
+)
 depthwise_norm = Operation(depthwise_norm_kernel, depthwise_norm_reference, _is_supported)
 depthwise = Operation(depthwise_kernel, depthwise_reference, _is_supported)
 last_conv = Operation(last_conv_kernel, last_conv_reference, _is_supported)

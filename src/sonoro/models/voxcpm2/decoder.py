@@ -3,6 +3,7 @@
 import bisect
 import math
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from sonoro.nn.causal import CausalConv1d, name_layers
 from sonoro.nn.history import Context
 from sonoro.nn.vocoder import DepthwiseUnit, LinearSnake, UpsampleBlock, reach_frames
 from sonoro.nn.vocoder_fused import FusedBlocks, Past
+from sonoro.ops.causal import depthwise, with_context
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,14 +84,18 @@ class FusedDecoder:
     """A finalized `CodecDecoder` as fused kernels; residual streams are in `stream_dtype`. Capturable."""
 
     def __init__(self, decoder: CodecDecoder, stream_dtype: torch.dtype) -> None:
-        self.first, *layers = decoder.model
-        self.latents, self.blocks = decoder.latents, FusedBlocks(layers, "tanh", stream_dtype)
+        first, *layers = decoder.model
+        self.first, self.dtype = cast(CausalConv1d, first), decoder.weight.dtype
+        self.blocks = FusedBlocks(layers, "tanh", stream_dtype)
 
     def contextualize(self, frames: Tensor, past: Past) -> Tensor:
-        """`frames` [B, T, P, D] in the decoder's dtype; advances the history."""
+        """Return `frames` [B, T, P, D] unchanged; advances the history."""
         past.advance(frames.shape[1])
-        return self.latents(frames)
+        return frames
 
     def render(self, x: Tensor, past: Past) -> Tensor:
         """Patches [B, T, P, D] to audio [B, T * hop]."""
-        return self.blocks(self.first(x.flatten(1, 2), past.context), past)
+        first = self.first.conv
+        x = with_context(x.flatten(1, 2), self.dtype, past.left_context(None, self.first))
+        x = depthwise(x, first.weight[:, 0].mT.contiguous(), first.bias, 1, past.left_context(self.first))
+        return self.blocks(x, past)
