@@ -141,12 +141,11 @@ def weights_of(channels, *, is_depthwise=False, dtype=torch.float16):
 def test_one_launch_is_chosen_where_it_is_faster():
     """For few channels and many columns, on a card that holds the tile."""
     hopper, turing = TYPICAL[9, 0], TYPICAL[7, 5]
-    few, many, most = map(weights_of, (96, 192, 384))
-    assert unit_tile(MIN_ROWS, few, hopper)
-    assert unit_tile(MIN_ROWS, many, hopper)
-    assert unit_tile(MIN_ROWS - 1, few, hopper) is None
-    assert unit_tile(MIN_ROWS, most, hopper) is None
-    assert unit_tile(MIN_ROWS, many, turing) is None
+    for channels, rows in MIN_ROWS.items():
+        assert unit_tile(rows, weights_of(channels), hopper)
+        assert unit_tile(rows - 1, weights_of(channels), hopper) is None
+    assert unit_tile(MIN_ROWS[192], weights_of(384), hopper) is None
+    assert unit_tile(MIN_ROWS[192], weights_of(192), turing) is None
 
 
 def test_one_launch_with_a_depthwise_convolution_is_chosen_where_it_is_faster():
@@ -159,8 +158,8 @@ def test_one_launch_with_a_depthwise_convolution_is_chosen_where_it_is_faster():
         assert unit_tile(rows, weights_of(channels), hopper) is None
         assert unit_tile(rows, weights_of(channels, is_depthwise=True, dtype=torch.float32), hopper) is None
         assert unit_tile(rows, weights, turing) is None
-    assert unit_tile(MIN_ROWS, weights_of(128, is_depthwise=True), TYPICAL["gfx1100"]) is None
-    assert unit_tile(MIN_ROWS, weights_of(256, is_depthwise=True), hopper) is None
+    assert unit_tile(MIN_ROWS[192], weights_of(128, is_depthwise=True), TYPICAL["gfx1100"]) is None
+    assert unit_tile(MIN_ROWS[192], weights_of(256, is_depthwise=True), hopper) is None
 
 
 @pytest.mark.parametrize("channels", DEPTHWISE_TILES)
@@ -171,7 +170,7 @@ def test_a_depthwise_tile_has_all_channels_in_chunks(channels):
 
 
 def test_tiles_become_smaller_to_the_end():
-    tile, sizes = unit_tile(MIN_ROWS, weights_of(192), TYPICAL[9, 0]), []
+    tile, sizes = unit_tile(MIN_ROWS[192], weights_of(192), TYPICAL[9, 0]), []
     while tile is not None:
         sizes.append((tile.stages, tile.m))
         tile = smaller_unit(tile)

@@ -33,7 +33,7 @@ DEEP = (
     (230, ConvTile(256, 128, 0, 64, 8, 4)),
     (120, ConvTile(128, 128, 0, 64, 8, 3)),
     (70, ConvTile(128, 128, 0, 64, 4, 4)),
-    (200, ConvTile(64, 64, 0, 64, 4, 4)),
+    (200, ConvTile(64, 64, 0, 64, 4, 5)),
     (90, ConvTile(64, 32, 0, 64, 4, 5)),
     (90, ConvTile(32, 32, 0, 128, 4, 4)),
     (90, ConvTile(16, 32, 0, 128, 2, 5)),
@@ -44,11 +44,14 @@ _SMALL = (
     (90, ConvTile(32, 32, 0, 128, 4, 4)),
     (0, ConvTile(16, 32, 0, 128, 2, 5)),
 )
-SHALLOW = ((90, ConvTile(64, 128, 0, 64, 4, 3)), (120, ConvTile(64, 64, 0, 64, 4, 4)), *_SMALL)
+SHALLOW = ((200, ConvTile(64, 128, 0, 64, 4, 3)), (120, ConvTile(64, 64, 0, 64, 4, 5)), *_SMALL)
 WIDE = ((60, ConvTile(64, 128, 0, 64, 4, 3)), (60, ConvTile(64, 64, 0, 64, 4, 4)), *_SMALL)
 """Tiles in the order they are tried, each with the least number of programs it must give; by times on an H200 in half
 precision. Deep: 1024 inputs or more, over all taps. Wide: of float32, which every program narrows by itself; 192 rows
 of 512 to 3072 and to 2048 took 15.1 and 12.0 us as shallow ones, 9.2 and 9.1 so (H100)."""
+ONE_WAVE = range(90, 133), ConvTile(64, 64, 0, 128, 4, 4)
+"""For so many programs this tile is faster than smaller ones: 512 rows of 7 x 768 to 768 took 16.1 us, not 21.5
+(H200)."""
 NARROW = {
     (96, False): ConvTile(128, 64, 32, 32, 4, 4),
     (96, True): ConvTile(64, 64, 32, 32, 4, 4),
@@ -56,7 +59,8 @@ NARROW = {
     (192, True): ConvTile(128, 64, 0, 64, 4, 3),
     (288, False): ConvTile(128, 64, 32, 64, 4, 3),
 }
-"""Tiles for 16384 rows or more, by outputs and whether there is one tap."""
+"""Tiles for `NARROW_ROWS` rows or more, by outputs and whether there is one tap."""
+NARROW_ROWS = {96: 4096, 192: 16384, 288: 4096}
 UNEVEN = {
     (1536, 7): (1024, ConvTile(128, 128, 64, 64, 8, 3)),
     (6144, 2): (768, ConvTile(128, 128, 64, 64, 8, 4)),
@@ -73,19 +77,18 @@ def choose_tile(
     """The tile for a product of `rows` columns by `outputs`, over `taps` times `channels` inputs of `input_bytes`
     bytes, that fits the card."""
     least_rows, uneven = UNEVEN.get((outputs, taps), (rows + 1, DEEP[0][1]))
-    if (outputs, taps == 1) in NARROW and rows >= 16384:
+    if (outputs, taps == 1) in NARROW and rows >= NARROW_ROWS[outputs]:
         tile = NARROW[outputs, taps == 1]
     elif rows >= least_rows and uneven.stages_on(on, input_bytes) == uneven.stages:
         tile = uneven
     else:
         table = DEEP if taps * channels >= 1024 or (taps > 1 and outputs < 768) else SHALLOW
         table = WIDE if input_bytes > 2 else table
-        fitting = [
-            tile
-            for least, tile in table
-            if tile.m <= max(16, rows) and tile.n <= outputs and -(-rows // tile.m) * -(-outputs // tile.n) >= least
-        ]
+        fitting = [tile for least, tile in table if _programs(tile, rows, outputs) >= least]
         tile = fitting[0] if fitting else table[-1][1]
+        counts, one_wave = ONE_WAVE
+        if tile.m * tile.n < one_wave.m * one_wave.n and _programs(one_wave, rows, outputs) in counts:
+            tile = one_wave if input_bytes == 2 else tile
         if tile.m == 16 and taps > 2:
             tile = replace(tile, warps=4, stages=4)
     fitting_tile: ConvTile | None = replace(tile, k=math.gcd(channels, tile.k))
@@ -93,6 +96,14 @@ def choose_tile(
         fitting_tile = smaller_tile(replace(fitting_tile, stages=2))
     assert fitting_tile is not None
     return replace(fitting_tile, stages=fitting_tile.stages_on(on, input_bytes))
+
+
+def _programs(tile: ConvTile, rows: int, outputs: int) -> int:
+    """How many programs compute `outputs` of `rows` columns; 0 if a quarter of their outputs would be wasted, or if
+    there are fewer rows than a tile has."""
+    programs_n = -(-outputs // tile.n)
+    is_wasted = tile.m > max(16, rows) or 4 * outputs <= 3 * programs_n * tile.n
+    return 0 if is_wasted else -(-rows // tile.m) * programs_n
 
 
 def smaller_tile(tile: ConvTile) -> ConvTile | None:

@@ -24,8 +24,9 @@ if triton is not None:
     from .conv import apply_epilogue, copy_contexts, saturate_to, snake_beta
     from .norm import pdl_launch_dependents, pdl_wait
 
-MIN_ROWS = 65536
-"""The fewest columns of a batch for which one launch with a full convolution was measured to be faster than two."""
+MIN_ROWS = {96: 7680, 192: 65536}
+"""By channels, the fewest columns of a batch for which one launch with a full convolution was measured to be faster
+than two: 4 and 64 frames of a 12 Hz codec."""
 
 MIN_ELEMENTS = 1 << 18
 """The fewest columns times channels for one launch with a depthwise convolution: slightly more than 160 ms of a 48 kHz
@@ -68,7 +69,8 @@ class UnitWeights(NamedTuple):
 def unit_tile(rows: int, weights: UnitWeights, on: Card) -> ConvTile | None:
     """The tile for a unit over `rows` columns, or None where two launches are faster or it does not fit `on`."""
     channels = len(weights.pointwise)
-    tile, least = weights.tiles.get(channels), MIN_ELEMENTS // channels if weights.is_depthwise else MIN_ROWS
+    tile, least = weights.tiles.get(channels), MIN_ROWS.get(channels, 0)
+    least = MIN_ELEMENTS // channels if weights.is_depthwise else least
     if tile is None or rows < least or tile.stages_on(on) < tile.stages or not _is_half(weights):
         return None
     # Compiled for Turing, a depthwise unit spills registers.
