@@ -125,6 +125,9 @@ async def traced(root: Path, folder: str) -> Figures:
     async with served.router.lifespan_context(served), AsyncClient(transport=ASGITransport(served)) as client:
         while (await client.get("http://localhost/ready")).status_code == 503:
             await asyncio.sleep(0.2)
+        # The periodic tasks begin in the loop's next turn.
+        await served.state.service.until_started()
+        await asyncio.sleep(0)
         trace("server", is_on=True)
         speech = {"input": "Hello there.", "response_format": "pcm"}
         (await client.post("http://localhost/v1/audio/speech", json=speech)).raise_for_status()
