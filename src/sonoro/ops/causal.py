@@ -9,15 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .activation import Rates, snake_beta_reference
-from .conv import COPY_BLOCK, NO_CONTEXT, LeftContext, has_sine, join_context, saturate
-from .dispatch import Operation
-from .norm import pdl_options
-from .optional import tl, triton
+from sonoro.ops.activation import Rates, snake_beta_reference
+from sonoro.ops.conv import COPY_BLOCK, NO_CONTEXT, LeftContext, has_sine, join_context, saturate
+from sonoro.ops.dispatch import Operation
+from sonoro.ops.norm import pdl_options
+from sonoro.ops.optional import tl, triton
 
 if triton is not None:
-    from .conv import copy_block, saturate_to, snake_beta
-    from .norm import pdl_launch_dependents, pdl_wait
+    from sonoro.ops.conv import copy_block, saturate_to, snake_beta
+    from sonoro.ops.norm import pdl_launch_dependents, pdl_wait
 
 Bound = Literal["clamp", "tanh"]
 """How samples are limited to [-1, 1]."""

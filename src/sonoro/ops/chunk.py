@@ -5,12 +5,12 @@ Counts by slot [N+1] int64 are advanced in place. Only the scratch slot, the las
 import torch
 from torch import Tensor
 
-from .dispatch import Operation
-from .norm import pdl_options
-from .optional import tl, triton
+from sonoro.ops.dispatch import Operation
+from sonoro.ops.norm import pdl_options
+from sonoro.ops.optional import tl, triton
 
 if triton is not None:
-    from .norm import pdl_launch_dependents, pdl_wait
+    from sonoro.ops.norm import pdl_launch_dependents, pdl_wait
 
 _FRAMES = 16
 """Frames that a program copies at once."""

@@ -14,15 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .activation import Rates
-from .conv_tiles import ConvTile, choose_tile, smaller_tile
-from .device import card
-from .dispatch import Operation, shrunk
-from .norm import pdl_options
-from .optional import tl, triton
+from sonoro.ops.activation import Rates
+from sonoro.ops.conv_tiles import ConvTile, choose_tile, smaller_tile
+from sonoro.ops.device import card
+from sonoro.ops.dispatch import Operation, shrunk
+from sonoro.ops.norm import pdl_options
+from sonoro.ops.optional import tl, triton
 
 if triton is not None:
-    from .norm import pdl_launch_dependents, pdl_wait
+    from sonoro.ops.norm import pdl_launch_dependents, pdl_wait
 
 HALF_LIMIT = 65504.0
 """The largest float16."""

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 
-from .device import Card
+from sonoro.ops.device import Card
 
 ANY_CARD = Card()
 """A card on which every tile fits."""

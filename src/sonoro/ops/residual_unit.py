@@ -11,18 +11,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .activation import Rates
-from .causal import depthwise, depthwise_reference
-from .conv import COPY_BLOCK, Epilogue, LeftContext, conv, conv_reference, has_sine, index_type
-from .conv_tiles import ConvTile
-from .device import Card
-from .dispatch import Operation, shrunk
-from .norm import pdl_options
-from .optional import tl, triton
+from sonoro.ops.activation import Rates
+from sonoro.ops.causal import depthwise, depthwise_reference
+from sonoro.ops.conv import COPY_BLOCK, Epilogue, LeftContext, conv, conv_reference, has_sine, index_type
+from sonoro.ops.conv_tiles import ConvTile
+from sonoro.ops.device import Card
+from sonoro.ops.dispatch import Operation, shrunk
+from sonoro.ops.norm import pdl_options
+from sonoro.ops.optional import tl, triton
 
 if triton is not None:
-    from .conv import apply_epilogue, copy_contexts, saturate_to, snake_beta
-    from .norm import pdl_launch_dependents, pdl_wait
+    from sonoro.ops.conv import apply_epilogue, copy_contexts, saturate_to, snake_beta
+    from sonoro.ops.norm import pdl_launch_dependents, pdl_wait
 
 MIN_ROWS = {96: 7680, 192: 65536}
 """By channels, the fewest columns of a batch for which one launch with a full convolution was measured to be faster

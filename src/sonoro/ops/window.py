@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .dispatch import Operation
-from .norm import pdl_options
-from .optional import tl, triton
+from sonoro.ops.dispatch import Operation
+from sonoro.ops.norm import pdl_options
+from sonoro.ops.optional import tl, triton
 
 if triton is not None:
-    from .norm import pdl_launch_dependents, pdl_wait
+    from sonoro.ops.norm import pdl_launch_dependents, pdl_wait
 
 Past = tuple[Tensor, Tensor, Tensor]
 """Ring buffer, number of columns `seen` [slots] int64 by slot, and the `slots` [B] int64 of a call."""
