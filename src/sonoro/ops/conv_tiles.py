@@ -87,8 +87,9 @@ def choose_tile(
         fitting = [tile for least, tile in table if _programs(tile, rows, outputs) >= least]
         tile = fitting[0] if fitting else table[-1][1]
         counts, one_wave = ONE_WAVE
-        if tile.m * tile.n < one_wave.m * one_wave.n and _programs(one_wave, rows, outputs) in counts:
-            tile = one_wave if input_bytes == 2 else tile
+        is_small = tile.m * tile.n < one_wave.m * one_wave.n and input_bytes == 2
+        if is_small and _programs(one_wave, rows, outputs) in counts:
+            tile = one_wave
         if tile.m == 16 and taps > 2:
             tile = replace(tile, warps=4, stages=4)
     fitting_tile: ConvTile | None = replace(tile, k=math.gcd(channels, tile.k))
@@ -99,8 +100,8 @@ def choose_tile(
 
 
 def _programs(tile: ConvTile, rows: int, outputs: int) -> int:
-    """How many programs compute `outputs` of `rows` columns; 0 if a quarter of their outputs would be wasted, or if
-    there are fewer rows than a tile has."""
+    """How many programs compute `outputs` of `rows` columns; 0 if a quarter or more of their outputs would be wasted,
+    or if there are fewer rows than a tile has."""
     programs_n = -(-outputs // tile.n)
     is_wasted = tile.m > max(16, rows) or 4 * outputs <= 3 * programs_n * tile.n
     return 0 if is_wasted else -(-rows // tile.m) * programs_n

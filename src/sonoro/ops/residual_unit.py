@@ -26,7 +26,7 @@ if triton is not None:
 
 MIN_ROWS = {96: 7680, 192: 65536}
 """By channels, the fewest columns of a batch for which one launch with a full convolution was measured to be faster
-than two: 4 and 64 frames of a 12 Hz codec."""
+than two: 4 and 102 frames of a 12 Hz codec."""
 
 MIN_ELEMENTS = 1 << 18
 """The fewest columns times channels for one launch with a depthwise convolution: slightly more than 160 ms of a 48 kHz
@@ -215,7 +215,7 @@ if triton is not None:
                 y = snake_beta(y, tl.load(rate + channel)[None, :], tl.load(scale + channel)[None, :], HAS_SINE)
                 # Rounded as if it were stored.
                 a = saturate_to(y, weight.dtype.element_ty)
-                if HAS_SINE:
+                if HAS_SINE:  # a GPU of NVIDIA
                     # Else Triton moves the layout that the product takes, and its barriers, to the columns of each tap.
                     a = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [a], a.dtype, is_pure=False, pack=2)
                 acc = tl.dot(a, tl.trans(tl.load(w_ptrs + channel[None, :])), acc, input_precision="ieee")
