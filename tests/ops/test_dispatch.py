@@ -11,6 +11,7 @@ from torch import Tensor
 
 import sonoro.models
 import sonoro.ops
+from sonoro.ops.chunk import advance_counts, begin_chunk, end_chunk
 from sonoro.ops.device import CARDS, recorded
 from sonoro.ops.dispatch import Operation, fallbacks, references_alone, shrunk
 
@@ -134,6 +135,25 @@ def test_a_launch_that_fails_leaves_other_shapes_to_the_kernel(
     assert "shape=3 fallback=reference cost=" in record.message
     assert "bandwidth_floor=" in record.message
     assert fallbacks() == {"plus": {"reference": 1}}
+
+
+def test_a_reference_that_counts_is_not_called_again_to_measure_it(
+    on_gpu: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kernel(x: Tensor, counts: Tensor) -> None:
+        raise RuntimeError("too much shared memory")
+
+    def reference(x: Tensor, counts: Tensor) -> None:
+        counts.add_(x)
+
+    monkeypatch.setattr(Operation, "known", [])
+    counts, chosen = torch.zeros(3), Operation(kernel, reference, is_repeatable=False)
+    chosen.is_broken = False
+    with torch.inference_mode():
+        chosen(on_gpu, counts)
+    assert counts.tolist() == [1.0] * 3
+    assert chosen.fallbacks
+    assert not any(one.is_repeatable for one in (begin_chunk, end_chunk, advance_counts))
 
 
 def test_shapes_are_those_of_everything_that_is_given(on_gpu: Tensor) -> None:

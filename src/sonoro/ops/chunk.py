@@ -138,10 +138,12 @@ begin_chunk = Operation(
     begin_chunk_kernel,
     begin_chunk_reference,
     lambda frames, *_: frames.is_contiguous() and frames[0, 0].numel() <= 4096,
+    is_repeatable=False,
 )
 end_chunk = Operation(
     end_chunk_kernel,
     end_chunk_reference,
     lambda pcm, _: pcm.dtype != torch.float64 and pcm.is_contiguous() and pcm.numel() > 0,
+    is_repeatable=False,
 )
-advance_counts = Operation(advance_counts_kernel, advance_counts_reference)
+advance_counts = Operation(advance_counts_kernel, advance_counts_reference, is_repeatable=False)

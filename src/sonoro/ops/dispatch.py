@@ -52,8 +52,8 @@ class Operation:
     The kernel runs for tensors on a GPU (or on the meta device while launches are recorded), without gradients, if
     `is_supported` accepts them. If a launch fails, then for those shapes alone smaller blocks are tried, if the kernel
     `can_shrink` (it takes the number of steps as `shrink`), and then the reference runs; one warning says which, and
-    the cost. A kernel that fails `check` is disabled for all shapes. `name` is by default that of the kernel's function
-    without "_kernel"."""
+    the cost, unless a second call would add to what the first wrote (not `is_repeatable`). A kernel that fails `check`
+    is disabled for all shapes. `name` is by default that of the kernel's function without "_kernel"."""
 
     has_kernels: ClassVar[bool] = True
     """Whether kernels are enabled: see `references_alone`."""
@@ -71,11 +71,12 @@ class Operation:
         is_supported: Callable[..., bool] = lambda *args, **kwargs: True,
         *,
         can_shrink: bool = False,
+        is_repeatable: bool = True,
         name: str = "",
     ) -> None:
         self.name = name or kernel.__name__.removesuffix("_kernel")
         self.kernel, self.reference, self.is_supported = kernel, reference, is_supported
-        self.can_shrink, self.is_broken = can_shrink, triton is None
+        self.can_shrink, self.is_repeatable, self.is_broken = can_shrink, is_repeatable, triton is None
         self.fallbacks: dict[Hashable, Fallback] = {}
         """By shapes, what runs since a launch failed."""
         self.disagreement = ""
@@ -161,7 +162,8 @@ class Operation:
 
     def _cost(self, x: Tensor, args: Any, kwargs: Any) -> str:
         """Time of the reference, and the bandwidth floor of reading its tensors, as text."""
-        if x.is_meta or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+        is_captured = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        if x.is_meta or is_captured or not self.is_repeatable:
             return "unknown"
         # A second call: the first may have loaded libraries. It writes the same values again.
         began_s = _synchronised_s()
