@@ -18,6 +18,9 @@ _GRAPH_BYTES = 16 * 2**20
 PACKED_SIZES = 7
 """At most so many sizes of prompts in a decode step are captured, the largest."""
 
+_LEAST_PACKED = 256
+"""The smallest batch whose decode step takes prompts, unless the largest batch is smaller."""
+
 CHECKED_BATCH, _CHECKED_FRAMES = 4, 16
 """Maximum batch and chunk frames of the comparison of the codec's dtype with float32."""
 
@@ -198,7 +201,13 @@ def graph_bytes(model: SpeechModel, config: EngineConfig) -> int:
     by_batch = 2 + (config.tuning.codec_overlap > 0 and not config.codec_device)
     prefills = 1 + isinstance(model, TextPromptModel)
     graphs = by_batch * len(config.frame_batches) + prefills * len(config.prefill_buckets)
-    return (graphs + PACKED_SIZES * isinstance(model, PackingModel)) * _GRAPH_BYTES
+    packed = PACKED_SIZES * len(packed_batches(config)) * isinstance(model, PackingModel)
+    return (graphs + packed) * _GRAPH_BYTES
+
+
+def packed_batches(config: EngineConfig) -> list[int]:
+    """The batch sizes of decode steps that take prompts: those that fill a GPU, and the largest."""
+    return [size for size in config.frame_batches if size >= min(_LEAST_PACKED, config.frame_batches[-1])]
 
 
 def codec_graph_bytes(config: EngineConfig, peak_bytes: int) -> int:

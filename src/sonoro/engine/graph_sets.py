@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sonoro.core.config import EngineConfig
 from sonoro.engine.decoding import Decoding
-from sonoro.engine.device_state import PACKED_SIZES, DeviceState
+from sonoro.engine.device_state import PACKED_SIZES, DeviceState, packed_batches
 from sonoro.models.base import (
     CompiledModel,
     CompiledSteps,
@@ -126,7 +126,8 @@ class GraphSets:
         graphs = min(waiting, key=lambda graphs: (graphs not in prefills, graphs.to_come[0]))
         if graphs is self.frames:
             self._check_kernels(self._state.state, graphs.to_come[:1])
-        self._capture(graphs, graphs.to_come[:1])
+        # The largest size first: any batch can be padded to it.
+        self._capture(graphs, graphs.to_come[:1] if graphs.captured else graphs.to_come[-1:])
 
     def watch(self, state: SlotState) -> None:
         """Recapture the decode step on `state`, which watches other heads: two sizes now, the others are `to_come`."""
@@ -166,14 +167,14 @@ class GraphSets:
         return self._new_set("frame", eager, self._config.frame_batches, self._state.scratch, compiled)
 
     def _steps_on(self, state: SlotState, frames: GraphSet) -> Steps:
-        """The decode steps on `state`: `frames`, and those of the largest batch with prompts in them."""
+        """The decode steps on `state`: `frames`, and those of large batches with prompts in them."""
         model, config, packed = self._model, self._config, {}
         if isinstance(model, PackingModel) and config.tuning.is_prefill_fused and config.frame_batches:
             for size in [size for size in config.prefill_buckets if size <= _MOST_PACKED][-PACKED_SIZES:]:
                 tokens = torch.full((size,), config.prefill_tokens, device=state.done.device)
                 step = functools.partial(model.prefill_and_frame, state, tokens)
                 function = _frame_by(model, self._decoding, state, step)
-                graphs = self._new_set(f"frame with {size}", function, config.frame_batches[-1:], self._state.scratch)
+                graphs = self._new_set(f"frame with {size}", function, packed_batches(config), self._state.scratch)
                 packed[size] = tokens, graphs
         return Steps(frames, packed, config.prefill_tokens, is_eager=config.is_eager)
 

@@ -249,10 +249,10 @@ class GraphSet:
 
 
 class Steps:
-    """Decode steps: `frames`, and, by number of prompt tokens, the set that also prefills them for the largest batch.
+    """Decode steps: `frames`, and, by number of prompt tokens, the set that also prefills them for large batches.
     `packed` has the vector of staged tokens that its graphs read, padded with `padding`. `is_eager` captures nothing.
 
-    One pass over the weights serves both. A smaller batch would need a graph for each pair of sizes."""
+    One pass over the weights serves both. Smaller batches would need many graphs, one for each pair of sizes."""
 
     def __init__(
         self, frames: GraphSet, packed: Mapping[int, tuple[Tensor, GraphSet]], padding: int, *, is_eager: bool
@@ -267,9 +267,10 @@ class Steps:
     def take(self, batch: int, tokens: int) -> bool:
         """Whether `of` has a set for so many slots and prompt tokens at once."""
         size = self._size(tokens)
-        if size is None or self._frames.padded(batch) != self._frames.sizes[-1]:
+        if size is None:
             return False
-        return self._is_eager or self._packed[size][1].is_captured
+        graphs = self._packed[size][1]
+        return self._frames.padded(batch) >= graphs.sizes[0] and (self._is_eager or graphs.is_captured)
 
     def of(self, tokens: int) -> GraphSet:
         """The set to run: one that also prefills the first `tokens` staged tokens, if there are any. No sync."""
