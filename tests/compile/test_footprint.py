@@ -18,7 +18,7 @@ from sonoro import engine_process
 from sonoro.compile.footprint import Footprint, footprint, refuse_what_does_not_fit
 from sonoro.core.config import EngineConfig, Tuning
 from sonoro.core.errors import ConfigError
-from sonoro.engine.device_state import capacity_of, graph_bytes
+from sonoro.engine.device_state import capacity_of, graph_bytes, packed_batches
 from sonoro.engine.runner import Runner
 from sonoro.models import registry
 from sonoro.ops.device import TYPICAL, Card, card
@@ -93,6 +93,16 @@ def test_graphs_of_prompts_of_text_alone_are_counted() -> None:
     config = EngineConfig(slots=4).resolve()
     more = graph_bytes(TextModel(), config) - graph_bytes(SineModel(), config)
     assert more == len(config.prefill_buckets) * 16 * 2**20
+
+
+def test_steps_with_prompts_are_those_that_fill_a_gpu_and_the_largest() -> None:
+    assert [packed_batches(EngineConfig(slots=slots).resolve()) for slots in (1, 64, 256, 384, 600)] == [
+        [1],
+        [64],
+        [256],
+        [256, 384],
+        [256, 512, 600],
+    ]
 
 
 def test_weights_in_8_bits_slots_and_positions_are_counted(tiny: TinyFamily, tmp_path: Path) -> None:

@@ -75,12 +75,19 @@ def test_saved_voices_are_of_a_checkpoint_whatever_its_codec_computes_in(tiny: T
     assert len({engine.fingerprint for engine in made}) == 1
 
 
-@pytest.mark.parametrize("is_eager", [False, True])
+@pytest.mark.parametrize(("is_eager", "least_packed"), [(False, 256), (True, 256), (True, 2)])
 def test_requests_that_come_and_go_leave_nothing_behind(
-    tiny: TinyFamily, model: SpeechModel, said_alone: list[tuple[np.ndarray, Finished]], *, is_eager: bool
+    tiny: TinyFamily,
+    model: SpeechModel,
+    said_alone: list[tuple[np.ndarray, Finished]],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_eager: bool,
+    least_packed: int,
 ) -> None:
-    """Twenty in four slots, some of them paused for a while or cancelled; padded, and with a third of the
-    pages that all could need. Eager, some prompts run within a step, as from graphs on a GPU."""
+    """Twenty in four slots, some of them paused for a while or cancelled; padded, and with a third of the pages that
+    all could need. Eager, some prompts run within a step, as from graphs on a GPU: of four requests, or of two too."""
+    monkeypatch.setattr("sonoro.engine.device_state._LEAST_PACKED", least_packed)
     draw, kinds = random.Random(5), tiny.requests_of_all_kinds()
     engine = engine_of(model, slots=4, pages=43, is_eager=is_eager, **PADDED)
     events: dict[str, list[Event]] = {}
@@ -107,7 +114,8 @@ def test_requests_that_come_and_go_leave_nothing_behind(
     for name, mine in events.items():
         request = msgspec.structs.replace(kinds[kind_of[name]], id=name)
         assert_as_alone(mine, request, said_alone[kind_of[name]])
-    packed = sum(graphs.eager_launches for graphs in engine.runner.graphs.steps.packed_sets)
-    assert (packed > 0) == (is_eager and isinstance(model, PackingModel))
+    packed = engine.runner.graphs.steps.packed_sets
+    assert all(graphs.sizes == ((2, 4) if least_packed == 2 else (4,)) for graphs in packed)
+    assert any(graphs.eager_launches for graphs in packed) == (is_eager and isinstance(model, PackingModel))
     reasons = [end(mine, name).reason for name, mine in events.items()]
     assert 0 < reasons.count("cancelled") < 15
