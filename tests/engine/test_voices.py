@@ -11,9 +11,9 @@ import pytest
 from sine_engines import Engine, assert_empty, audio, config_of, drain, end, reference, speak
 from sine_models import VoicedSineModel
 
+from sonoro.audio.references import content_hash
 from sonoro.core.errors import EngineBusy, InvalidReference, InvalidRequest, UnknownVoice
 from sonoro.core.types import Event, Failed, Finished, Reference, SpeechRequest
-from sonoro.engine.voices import content_hash
 from sonoro.models.base import Voice
 from sonoro.transport.encoded_voice import EncodedVoice
 

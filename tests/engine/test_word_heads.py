@@ -10,9 +10,10 @@ from sine_models import SineModel
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError
 from sonoro.core.types import Finished, SpeechRequest
-from sonoro.engine.word_heads import TEXTS, calibrate
+from sonoro.engine.word_heads import calibrate
 from sonoro.models import registry
 from sonoro.models.words import ShowsWords
+from sonoro.words.calibration import TEXTS
 from sonoro.words.heads import FILE, WordHeads, read_heads, write_heads
 
 __all__ = ["tiny"]

@@ -22,10 +22,10 @@ from fsspec.implementations.memory import MemoryFileSystem
 from processes import GUARD_S
 from sine_engines import reference, run, until
 
+from sonoro.audio.references import content_hash
 from sonoro.core.errors import ConfigError, EngineError, InvalidRequest, UnknownVoice, VoiceExists
 from sonoro.core.types import Reference
 from sonoro.engine.voice_encoder import dump, parse
-from sonoro.engine.voices import content_hash
 from sonoro.models.base import SavedVoice
 from sonoro.server.voice_store import VoiceStore
 from sonoro.transport.encoded_voice import FORMAT, EncodedVoice, VoiceFacts, with_facts

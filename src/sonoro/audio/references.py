@@ -1,6 +1,7 @@
 """Reads reference recordings of voices, whatever their file claims to hold. Knows no model."""
 
 import contextlib
+import hashlib
 import io
 from pathlib import Path
 
@@ -96,3 +97,11 @@ def _check_samples(samples: Samples) -> None:
     if peak < MIN_REFERENCE_PEAK:
         limit = f"it must not be silent: a peak of at least {MIN_REFERENCE_PEAK:g}"
         raise InvalidReference("ref_audio", f"a peak of {peak:.1e}", limit)
+
+
+def content_hash(references: tuple[Reference, ...]) -> str:
+    """SHA-256 of audio, sample rate, transcript and use of `references`, as hex."""
+    digest = hashlib.sha256()
+    for reference in references:
+        digest.update(repr((reference.sample_rate, reference.text, reference.use, reference.digest)).encode())
+    return digest.hexdigest()

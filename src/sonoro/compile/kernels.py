@@ -37,9 +37,9 @@ from sonoro.core.logs import configure_logging
 from sonoro.engine.device_state import CHECKED_BATCH
 from sonoro.engine.runner import Runner
 from sonoro.engine.voice_encoder import VoiceEncoder
-from sonoro.engine.voices import Inline
 from sonoro.engine.word_heads import watch_some_head
 from sonoro.models import registry
+from sonoro.runtime.threads import Inline
 from sonoro.transport.messages import WorkerSettings
 
 logger = logging.getLogger(__name__)

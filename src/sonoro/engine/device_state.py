@@ -10,7 +10,7 @@ from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError
 from sonoro.models.base import Capacity, Codec, CodecChoice, PackingModel, SlotState, SpeechModel, TextPromptModel
 from sonoro.runtime.kernels import is_recorded
-from sonoro.runtime.memory import MemoryBudget, device_memory, plan_pages, report
+from sonoro.runtime.memory import MemoryBudget, device_memory, peak_bytes, plan_pages, report
 
 _GRAPH_BYTES = 16 * 2**20
 """Upper estimate of a captured graph's memory besides its share of the pool."""
@@ -145,7 +145,8 @@ def _measure(model: SpeechModel, config: EngineConfig, page_bytes: int) -> tuple
         in_use["codec histories"] = codec.in_use["codec histories"]
         graphs_bytes += codec.reserved["graphs"]
     else:
-        elsewhere += [_check_room(home, codec, frames_bytes + 2 * len(config.frame_batches) * _GRAPH_BYTES)]
+        more_bytes = frames_bytes + 2 * len(config.frame_batches) * _GRAPH_BYTES
+        elsewhere += [f"codec on {home}: {codec.check_room(more_bytes, str(home))}"]
     budget = MemoryBudget(
         total_bytes=total_bytes,
         fraction=config.memory_fraction,
@@ -160,31 +161,13 @@ def _measure_codec(model: SpeechModel, config: EngineConfig, frames: Tensor) -> 
     total_bytes, loaded_bytes = device_memory(frames.device) or (0, 0)
     history = model.codec.allocate(config.slots)
     _, with_history_bytes = device_memory(frames.device) or (0, 0)
+    launched_bytes = peak_bytes(lambda: _decode_largest(model, config, history, frames), frames.device)
     return history, MemoryBudget(
         total_bytes=total_bytes,
         fraction=config.memory_fraction,
         in_use={"weights and all else": loaded_bytes, "codec histories": with_history_bytes - loaded_bytes},
-        reserved={"graphs": codec_graph_bytes(config, _peak_bytes(model, config, history, frames))},
+        reserved={"graphs": codec_graph_bytes(config, launched_bytes)},
     )
-
-
-def _check_room(home: torch.device, budget: MemoryBudget, more_bytes: int) -> str:
-    """A report line of what `budget` and `more_bytes` leave on `home`. Raises `ConfigError` if they do not fit."""
-    left_mib = (budget.left_bytes - more_bytes) / 2**20
-    if left_mib < 0:
-        raise ConfigError("memory_fraction", budget.fraction, f"{-left_mib:,.1f} MiB more are needed on {home}")
-    return (
-        f"codec on {home}: {left_mib:,.1f} MiB are left of {budget.fraction:g} of {budget.total_bytes / 2**20:,.1f} MiB"
-    )
-
-
-def _peak_bytes(model: SpeechModel, config: EngineConfig, history: Any, frames: Tensor) -> int:
-    """Peak memory of the largest codec launch, measured on the scratch slot with `frames` [1, T, ...]."""
-    device = frames.device
-    torch.cuda.reset_peak_memory_stats(device)
-    before_bytes = torch.cuda.memory_allocated(device)
-    _decode_largest(model, config, history, frames)
-    return torch.cuda.max_memory_allocated(device) - before_bytes
 
 
 def _decode_largest(model: SpeechModel, config: EngineConfig, history: Any, frames: Tensor) -> None:

@@ -3,16 +3,16 @@
 Encoding a minute of audio takes most of a second, which running streams must not wait for: an executor does it, and
 requests hold a future of the voice. Depends on `models.base` and on no model."""
 
-import hashlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 import torch
 
+from sonoro.audio.references import content_hash
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import border
 from sonoro.core.types import Reference, SpeechRequest
@@ -20,8 +20,6 @@ from sonoro.engine.request import Request
 from sonoro.engine.voice_encoder import VoiceEncoder
 from sonoro.models.base import EmbeddingModel, SpeechModel, Voice
 from sonoro.transport.encoded_voice import EncodedVoice
-
-Result = TypeVar("Result")
 
 
 class Wanted(NamedTuple):
@@ -36,16 +34,6 @@ class Wanted(NamedTuple):
 
     def done(self) -> bool:
         return all(voice.done() for voice in self.all)
-
-
-class Inline(Executor):
-    """An executor that runs each job at once, in the submitting thread."""
-
-    def submit(self, function: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Future[Result]:
-        future: Future[Result] = Future()
-        with border(future.set_exception):
-            future.set_result(function(*args, **kwargs))
-        return future
 
 
 class Voices:
@@ -182,14 +170,6 @@ class Voices:
                 self._cached.popitem(last=False)
         self._cached.move_to_end(digest)
         return self._cached[digest]
-
-
-def content_hash(references: tuple[Reference, ...]) -> str:
-    """SHA-256 of audio, sample rate, transcript and use of `references`, as hex."""
-    digest = hashlib.sha256()
-    for reference in references:
-        digest.update(repr((reference.sample_rate, reference.text, reference.use, reference.digest)).encode())
-    return digest.hexdigest()
 
 
 def _has_failed(voice: Future[Voice]) -> bool:

@@ -24,22 +24,12 @@ from sonoro.models.words import ShowsWords
 from sonoro.runtime.kernels import to_pcm16
 from sonoro.runtime.ring import upload
 from sonoro.text.splitting import frames_bound, joined
-from sonoro.words.calibration import Candidate, Reading, candidates, choose, judge
+from sonoro.words.calibration import TEXTS, Candidate, Reading, candidates, choose, judge
 from sonoro.words.heads import WordHeads, read_table, write_heads
 from sonoro.words.spans import spoken_words, word_spans
 from sonoro.words.tracking import AHEAD, Pointing
 
 logger = logging.getLogger(__name__)
-
-TEXTS = (
-    "When the rain had stopped, the children ran outside, and their mother closed the window.",
-    "On Monday we talked about the garden, the kitchen, and the colour of the front door.",
-    "She put the letter on the table, turned off the light, and waited for the morning train.",
-    "If you ask me, the old bridge is too narrow, but nobody wants to build another one.",
-    "My brother lives near the harbour, so he hears the ships, even in the middle of the night.",
-    "First we bought some apples, then we walked home slowly, because the sun was still warm.",
-)
-"""Short enough for every model to speak as one segment, with punctuation to pause at."""
 
 _MOST_FRAMES, _PAGE_POSITIONS = 300, 32
 

@@ -3,7 +3,7 @@ Knows no model."""
 
 import ctypes
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -34,6 +34,13 @@ class MemoryBudget:
         """Bytes left for pages; negative if the rest alone does not fit."""
         return int(self.total_bytes * self.fraction) - sum(self.in_use.values()) - sum(self.reserved.values())
 
+    def check_room(self, more_bytes: int, place: str) -> str:
+        """A report line of what `more_bytes` leave on the GPU, the `place`. Raises `ConfigError` if they do not fit."""
+        left_bytes = self.left_bytes - more_bytes
+        if left_bytes < 0:
+            raise ConfigError("memory_fraction", self.fraction, f"{_mib(-left_bytes)} more are needed on {place}")
+        return f"{_mib(left_bytes)} are left of {self.fraction:g} of {_mib(self.total_bytes)}"
+
 
 def device_memory(device: torch.device) -> tuple[int, int] | None:
     """Total bytes of a GPU and the bytes used by all processes; None for a CPU, which is not planned. Synchronises."""
@@ -42,6 +49,20 @@ def device_memory(device: torch.device) -> tuple[int, int] | None:
     torch.cuda.empty_cache()
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
     return total_bytes, total_bytes - free_bytes
+
+
+def peak_bytes(launch: Callable[[], object], device: torch.device) -> int:
+    """Peak memory that `launch` allocates on a GPU besides what is allocated already."""
+    torch.cuda.reset_peak_memory_stats(device)
+    before_bytes = torch.cuda.memory_allocated(device)
+    launch()
+    return torch.cuda.max_memory_allocated(device) - before_bytes
+
+
+def reserved_mib(device: torch.device) -> float:
+    """Peak memory that this process has reserved on all GPUs, if `device` is one; else 0."""
+    count = torch.cuda.device_count() if device.type == "cuda" else 0
+    return sum(torch.cuda.max_memory_reserved(index) for index in range(count)) / 2**20
 
 
 def map_in_pieces() -> None:

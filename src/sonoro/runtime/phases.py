@@ -1,6 +1,7 @@
-"""Measures the phases of a start."""
+"""Durations: those of the phases of a start, and percentiles of many."""
 
 import time
+from collections.abc import Iterable
 
 
 class Phases:
@@ -16,3 +17,9 @@ class Phases:
         now_s = time.monotonic()
         self.seconds[name] = self.seconds.get(name, 0.0) + now_s - self._began_s
         self._began_s = now_s
+
+
+def percentiles_ms(durations_s: Iterable[float]) -> dict[str, float]:
+    """p50, p95 and p99 by nearest rank, in ms; zeros without data."""
+    ordered = sorted(durations_s) or [0.0]
+    return {f"p{percent}": 1000 * ordered[(len(ordered) - 1) * percent // 100] for percent in (50, 95, 99)}

@@ -1,10 +1,16 @@
-"""How many CPU threads torch uses. Knows no model."""
+"""How many CPU threads torch uses, and an executor without any. Knows no model."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
+
+from sonoro.core.errors import border
+
+Result = TypeVar("Result")
 
 SMALL_MODEL_PARAMETERS = 50_000_000
 """Smaller models run best on one CPU thread: a second gains little (built-in voice in torch: RTF .33 to .27), and on
@@ -32,3 +38,13 @@ def spare_threads(device: torch.device, parameters: int) -> None:
     """Use one CPU thread from now on, if a model of so many parameters on `device` is a small one on a CPU."""
     if device.type == "cpu" and parameters < SMALL_MODEL_PARAMETERS:
         torch.set_num_threads(1)
+
+
+class Inline(Executor):
+    """An executor that runs each job at once, in the submitting thread."""
+
+    def submit(self, function: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Future[Result]:
+        future: Future[Result] = Future()
+        with border(future.set_exception):
+            future.set_result(function(*args, **kwargs))
+        return future

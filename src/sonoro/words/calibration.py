@@ -13,6 +13,16 @@ import numpy.typing as npt
 from sonoro.words.spans import SpokenWord
 from sonoro.words.tracking import AHEAD, STEP_S, Pointing, Tracker, loudness
 
+TEXTS = (
+    "When the rain had stopped, the children ran outside, and their mother closed the window.",
+    "On Monday we talked about the garden, the kitchen, and the colour of the front door.",
+    "She put the letter on the table, turned off the light, and waited for the morning train.",
+    "If you ask me, the old bridge is too narrow, but nobody wants to build another one.",
+    "My brother lives near the harbour, so he hears the ships, even in the middle of the night.",
+    "First we bought some apples, then we walked home slowly, because the sun was still warm.",
+)
+"""Short enough for every model to speak as one segment, with punctuation to pause at."""
+
 LEAST_MASS, MOST_DEVIATION_S = 0.15, 0.2
 """The gate. True heads had a mass of .46 to .81 and a deviation of .10 to .14 s; the best wrong head had .09 and .25 s
 with all text in the prompt, .26 and .3 s with text per frame."""

@@ -7,10 +7,11 @@ import torch
 from sonoro.core.config import EngineConfig
 from sonoro.core.types import Reference, SpeechRequest
 from sonoro.engine.request import Playback, Request
-from sonoro.engine.voices import Inline, Voices
+from sonoro.engine.voices import Voices
 from sonoro.models import registry
 from sonoro.models.base import SpeechModel
 from sonoro.models.shared.streaming import PRIMED
+from sonoro.runtime.threads import Inline
 
 
 @pytest.fixture(scope="module")
