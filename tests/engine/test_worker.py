@@ -15,18 +15,20 @@ from pathlib import Path
 from typing import cast
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from processes import GUARD_S, begin_command
-from sine_engines import CONFIG, FACTORY, LONG, Engine, Peer, alone, nothing_left, resolved, run
+from sine_engines import CONFIG, FACTORY, LONG, Engine, Peer, alone, audio, nothing_left, resolved, run, speak
 from sine_models import ShownSineModel, VoicedSineModel
 from without_gpu import FunctionPool
 
 from sonoro.core.config import LOG_LEVEL_VARIABLE, EngineConfig
 from sonoro.core.errors import ConfigError
-from sonoro.core.types import AudioChunk, Failed, Finished, SpeechRequest
+from sonoro.core.types import AudioChunk, Event, Failed, Finished, SpeechRequest
 from sonoro.engine.worker import Worker
 from sonoro.engine_process import load, on_own_gpus
+from sonoro.runtime.ring import Entry
 from sonoro.runtime.threads import spare_threads
 from sonoro.transport.channel import WorkerLink
 from sonoro.transport.messages import (
@@ -209,6 +211,44 @@ def test_who_asks_while_the_device_is_busy_is_in_the_next_tick() -> None:
     spared_s = [wait_s for wait_s in waits_s[2:-1] if wait_s]
     assert len(spared_s) > 5
     assert max(spared_s) <= 0.015
+
+
+def test_late_audio_is_sent_before_the_next_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of two requests at once, which comes while the loop waits for messages."""
+    monkeypatch.setattr("sonoro.engine.engine._LARGE_STEP", 1)
+    has_come = [True]
+    monkeypatch.setattr(Entry, "is_ready", property(lambda entry: has_come[0]))
+    log: list[str] = []
+
+    class Unhurried(Engine):
+        spare_s = property(lambda self: 0.015, lambda self, value: None)
+
+        def tick(self) -> list[Event]:
+            has_come[0] = False
+            log.append("tick")
+            return super().tick()
+
+        def late_audio(self) -> list[Event]:
+            events = super().late_audio()
+            log.extend(["late"] if events else [])
+            return events
+
+    def talk(sent: list[FromEngine]) -> Iterator[list[ToEngine]]:
+        yield [submit(SpeechRequest(id=name, text=LONG, seed=3)) for name in "ab"]
+        while sum(map(is_end, sent)) < 2:
+            has_come[0] = True
+            yield []
+        yield [Shutdown()]
+
+    link = _Script(talk)
+    engine = Unhurried(VoicedSineModel(), CONFIG, ticks_late=1)
+    Worker(engine, cast("WorkerLink", link), torch.device("cpu")).serve()
+    assert log.count("late") > 3
+    for name in "ab":
+        np.testing.assert_array_equal(
+            audio(link.sent, name),
+            speak(SpeechRequest(id=name, text=LONG, seed=3), Engine(VoicedSineModel(), CONFIG))[0],
+        )
 
 
 def test_no_graph_is_captured_while_a_request_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,6 +102,24 @@ def test_copies_wait_for_the_device_and_the_host_does_not() -> None:
 
 
 @pytest.mark.gpu
+def test_the_first_part_is_waited_for_apart() -> None:
+    device = torch.device("cuda")
+    ring, source = PinnedRing(1, 1 << 12, device), torch.zeros(256, device=device, dtype=torch.int64)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for value in (1, 2):
+            entry = ring.acquire()
+            source.fill_(value)
+            copy = entry.copy(source)
+            entry.split()
+            torch.cuda._sleep(400_000_000)
+            entry.close()
+            entry.wait_until_split()
+            assert (copy == value).all()
+            assert not entry.is_ready
+            entry.release()
+
+
+@pytest.mark.gpu
 def test_uploads_in_a_row_do_not_overwrite_each_other() -> None:
     device = torch.device("cuda")
     torch.cuda._sleep(400_000_000)

@@ -1,9 +1,9 @@
 """Continuous batching of any `SpeechModel`: requests in, events out, one decode step of all running requests per tick.
 
 The host runs one tick behind: it launches tick k before it reads the results of tick k-1, so the device never waits for
-it. Depends on the protocols of `models.base` and on no model. Not thread-safe."""
+it. The audio of a large step may come a launch later still: its codec may run beside the next step. Depends on the
+protocols of `models.base` and on no model. Not thread-safe."""
 
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,13 +23,17 @@ from sonoro.engine.request import Playback, Request, speaking
 from sonoro.engine.retry import Retry
 from sonoro.engine.runner import Launched, Runner
 from sonoro.engine.scheduler import Scheduler
-from sonoro.engine.voices import Inline, Voices
+from sonoro.engine.voices import Voices
 from sonoro.engine.word_heads import FoundHeads
 from sonoro.models.base import SpeechModel
 from sonoro.models.settings import configure
 from sonoro.runtime.phases import Phases
+from sonoro.runtime.threads import Inline
 from sonoro.transport.encoded_voice import EncodedVoice
 from sonoro.transport.messages import PrefixCounts
+
+_LARGE_STEP = 48
+"""The launch after a step of more requests does not wait for its audio: the device would wait for the host instead."""
 
 _TICK_WEIGHT = 0.2
 """Weight of the newest tick in the moving average of tick durations."""
@@ -48,26 +52,34 @@ class Pace:
         # Before the first measurement, assume that a tick is twice as fast as playback.
         self.tick_s, self._is_measured = frame_s / 2, False
         self.spare_s = self._began_s = self._ended_at_s = 0.0
+        self._waited_s: float | None = None
+
+    def note_wait(self, waited_s: float) -> None:
+        """Note a wait of `waited_s` for the device. One between two ticks is part of the second."""
+        self._waited_s = (self._waited_s or 0.0) + waited_s
 
     def begin(self, now_s: float, *, is_busy: bool) -> None:
         """Begin a tick. If the device `is_busy`, a wait of up to `spare_s` since the last tick is hidden behind it and
         counts as part of this one."""
-        self._began_s = max(self._ended_at_s, now_s - self.spare_s) if is_busy else now_s
+        hidden_s = self.spare_s + (self._waited_s or 0.0)
+        self._began_s = max(self._ended_at_s, now_s - hidden_s) if is_busy else now_s
 
-    def note_launch(self, launched: Launched, before: Launched | None) -> None:
-        """Adapt `spare_s` to the tick just launched and the one `before` it, if that is in flight."""
+    def note_launch(self, stepped: int, stepped_before: int, *, was_idle: bool) -> None:
+        """Adapt `spare_s` to a tick just launched, which `stepped` so many requests and found the device idle or not;
+        the one before it, if it is in flight, `stepped_before`."""
         # Capped at a frame: one tick that was held up for long must not delay the next ones.
         tick_s = min(self.tick_s, self._frame_s)
         longer_s = min(self.spare_s + _SPARE_GROWTH * tick_s, _MAX_SPARE * tick_s)
-        self.spare_s = _SPARE_DECAY * self.spare_s if launched.was_idle else longer_s
-        if before is not None and 2 * len(launched.stepped) < len(before.stepped):
+        self.spare_s = _SPARE_DECAY * self.spare_s if was_idle else longer_s
+        if 2 * stepped < stepped_before:
             # The load has fallen: the device will be done much sooner than the average tick.
             self.spare_s = 0.0
 
-    def end(self, now_s: float, *, is_whole: bool) -> None:
-        """End the tick. It counts if it `is_whole`: one that only launches, or only collects, is shorter than the
-        device's time for one."""
-        self._ended_at_s = now_s
+    def end(self, now_s: float, *, is_launch: bool) -> None:
+        """End the tick. It counts if it waited for the device and `is_launch`: one that only launches, or only
+        collects, is shorter than the device's time for one."""
+        is_whole = is_launch and self._waited_s is not None
+        self._ended_at_s, self._waited_s = now_s, None
         if is_whole:
             tick_s = now_s - self._began_s
             self.tick_s += (_TICK_WEIGHT if self._is_measured else 1.0) * (tick_s - self.tick_s)
@@ -204,35 +216,59 @@ class Engine:
 
     def tick(self) -> list[Event]:
         """Plan and launch one tick: admissions, prefills, one decode step of all running requests, codec chunks.
-        Returns the events of the tick launched `ticks_late` ticks before; there may be none. If it raises, all requests
-        that hold a slot have failed."""
-        started_s, is_broken, in_flight = self._clock_s(), True, self._in_flight
+        Returns the events of the tick launched `ticks_late` ticks before, of a large step one more; there may be none.
+        If it raises, all requests that hold a slot have failed."""
+        self.take_lengths()
+        started_s, in_flight = self._clock_s(), self._in_flight
         self._pace.begin(started_s, is_busy=bool(in_flight))
-        try:
-            with self.runner.active():
-                if self.voices.awaiting:
-                    self.lifecycle.queue_with_voice()
-                for request in self.scheduler.overdue(started_s):
-                    self.lifecycle.cut_off(request)
-                if self.lifecycle.parallel:
-                    self.lifecycle.queue_parts()
-                plan = self.scheduler.plan(started_s, self._pace.tick_s)
-                for request, slot in plan.preempted:
-                    self.lifecycle.begin_anew(request, slot)
-                if not plan.is_empty:
-                    launched = self.runner.run(plan)
-                    self._pace.note_launch(launched, in_flight[-1] if in_flight else None)
-                    in_flight.append(launched)
-                    self.lifecycle.note_launch(plan, launched)
-                if is_late := len(in_flight) > (0 if plan.is_empty else self._ticks_late):
-                    self.lifecycle.collect(in_flight.popleft())
-            is_broken = False
-        finally:
-            if is_broken:
-                self.lifecycle.abandon(in_flight, sys.exception())
-        self._pace.end(self._clock_s(), is_whole=is_late and not plan.is_empty)
+        with self.lifecycle.abandoning(in_flight), self.runner.active():
+            self._collect_late(waits=False)
+            if self.voices.awaiting:
+                self.lifecycle.queue_with_voice()
+            for request in self.scheduler.overdue(started_s):
+                self.lifecycle.cut_off(request)
+            if self.lifecycle.parallel:
+                self.lifecycle.queue_parts()
+            plan = self.scheduler.plan(started_s, self._pace.tick_s)
+            for request, slot in plan.preempted:
+                self.lifecycle.begin_anew(request, slot)
+            if not plan.is_empty:
+                launched = self.runner.run(plan)
+                before = len(in_flight[-1].stepped) if in_flight else 0
+                self._pace.note_launch(len(launched.stepped), before, was_idle=launched.was_idle)
+                in_flight.append(launched)
+                self.lifecycle.note_launch(plan, launched)
+            self._collect_late(waits=True)
+            is_late = len(in_flight) > (0 if plan.is_empty else self._ticks_late)
+            if is_late and (plan.is_empty or not self._ticks_late or len(in_flight[0].stepped) <= _LARGE_STEP):
+                self._pace.note_wait(0.0)
+                self.lifecycle.collect(in_flight.popleft())
+        self._pace.end(self._clock_s(), is_launch=not plan.is_empty)
         events, self.output.events = self.output.events, []
         return events
+
+    def take_lengths(self) -> bool:
+        """Wait for the older of two large steps in flight and take its lengths; returns whether there was one to take.
+        Requests that arrive meanwhile join the next `tick`. An error fails all requests with a slot, as in that."""
+        if len(self._in_flight) <= self._ticks_late or self._in_flight[0].has_lengths:
+            return False
+        started_s = self._clock_s()
+        with self.lifecycle.abandoning(self._in_flight), self.runner.active():
+            self.lifecycle.take_lengths(self._in_flight[0])
+        self._pace.note_wait(self._clock_s() - started_s)
+        return True
+
+    def late_audio(self) -> list[Event]:
+        """The events so far, with those of late audio that has come. Does not wait for the device; raises as `tick`."""
+        with self.lifecycle.abandoning(self._in_flight), self.runner.active():
+            self._collect_late(waits=False)
+        events, self.output.events = self.output.events, []
+        return events
+
+    def _collect_late(self, *, waits: bool) -> None:
+        """Collect a tick whose lengths were taken, if its audio has come or this `waits` for it."""
+        if self._in_flight and (oldest := self._in_flight[0]).has_lengths and (waits or oldest.entry.is_ready):
+            self.lifecycle.collect(self._in_flight.popleft())
 
     def _set_paused(self, request_id: str, *, is_paused: bool) -> None:
         for one in speaking(self._requests[request_id]):

@@ -4,8 +4,8 @@ Depends on no model; makes no plan."""
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
 import numpy as np
@@ -176,11 +176,6 @@ class Lifecycle:
         self.preemptions = 0
         """Preemptions so far: requests that lost their slot for want of pages, before any audio was sent."""
 
-    @property
-    def paused(self) -> int:
-        """Requests that are paused, with a slot or without."""
-        return sum(request.is_paused for request in self.requests.values())
-
     def queue(self, request: Request) -> None:
         """Queue the next segment of `request`, park it if the text has not come, or finish it if none is left. Of one
         with parts, queue the next part.
@@ -272,18 +267,25 @@ class Lifecycle:
         # Those of other parts of a failed request have lost their slots too.
         self._scheduler.cache_prefixes(request for request in plan.admit if request.allocation is not None)
 
+    def take_lengths(self, launched: Launched) -> None:
+        """Wait for a tick's step and take its lengths."""
+        launched.entry.wait_until_split()
+        launched.has_lengths = True
+        # Plain Python numbers: reading numpy scalars one by one takes three times as long.
+        lengths, done = launched.length.tolist(), launched.done.tolist()
+        for at, (item, length, is_done) in enumerate(zip(launched.stepped, lengths, done, strict=True)):
+            if item.is_current and not item.request.progress.is_broken_off:
+                attention = None if launched.attention is None else launched.attention[at]
+                with self._border_of_words(item.request):
+                    self._output.take_step(item.request, length, attention, is_over=is_done)
+
     def collect(self, launched: Launched) -> None:
-        """Wait for a tick's results, take lengths and audio, then advance the requests whose segment is drained."""
+        """Wait for a tick's results, take those not taken yet, then advance the requests whose segment is drained."""
         try:
+            if not launched.has_lengths:
+                self.take_lengths(launched)
             launched.entry.wait()
             now_s = self._output.clock_s()
-            # Plain Python numbers: reading numpy scalars one by one takes three times as long.
-            lengths, done = launched.length.tolist(), launched.done.tolist()
-            for at, (item, length, is_done) in enumerate(zip(launched.stepped, lengths, done, strict=True)):
-                if item.is_current and not item.request.progress.is_broken_off:
-                    attention = None if launched.attention is None else launched.attention[at]
-                    with self._border_of_words(item.request):
-                        self._output.take_step(item.request, length, attention, is_over=is_done)
             for decoded in launched.decoded:
                 for at, item in enumerate(decoded.items):
                     if item.is_current:
@@ -297,15 +299,20 @@ class Lifecycle:
                 with self._border_of_words(request):
                     self._advance(request)
 
-    def abandon(self, in_flight: deque[Launched], cause: BaseException | None) -> None:
-        """Fail every request that holds a slot and drop the results `in_flight`, after `cause` has broken off a tick:
-        the state of the device is unknown."""
-        error = EngineError(f"the engine's tick was broken off by {type(cause).__name__}: {cause}")
-        self._scheduler.pages.clear_cache()
-        while in_flight:
-            in_flight.popleft().entry.release()
-        for request in list(self._scheduler.running):
-            self._fail(request, error)
+    @contextmanager
+    def abandoning(self, in_flight: deque[Launched]) -> Iterator[None]:
+        """A context in which an error fails every request that holds a slot and drops the results `in_flight`: the
+        state of the device is unknown."""
+        try:
+            yield
+        except BaseException as cause:
+            error = EngineError(f"the engine's tick was broken off by {type(cause).__name__}: {cause}")
+            self._scheduler.pages.clear_cache()
+            while in_flight:
+                in_flight.popleft().entry.release()
+            for request in list(self._scheduler.running):
+                self._fail(request, error)
+            raise
 
     def _advance(self, request: Request) -> None:
         """Release the slot of a drained segment and queue the next segment or attempt, or finish the request."""

@@ -2,7 +2,7 @@
 
 Owns the per-slot device state and the graphs that advance it. Depends on the protocols of `models.base` and on no
 model. Everything is launched in order on one stream, but for a codec with a stream of its own. No sync except in
-`Launched.entry.wait`, captures and `watch`."""
+waits of `Launched.entry`, captures and `watch`."""
 
 import dataclasses
 import logging
@@ -32,8 +32,8 @@ from sonoro.runtime.ring import Entry, PinnedRing, upload
 
 logger = logging.getLogger(__name__)
 
-_IN_FLIGHT = 2
-"""Ticks in flight at once: the one being launched and the one before."""
+_IN_FLIGHT = 3
+"""Ticks in flight at once: the one being launched, the one before, and one whose audio is still to come."""
 
 _ALIGNMENT_BYTES = 64
 
@@ -77,10 +77,12 @@ class Launched:
     """The results of one tick, valid after `entry.wait`. `failed` maps requests whose launch raised to the error.
     `was_idle`: the device had finished the tick before when this one was launched. For the requests `stepped`, in batch
     order: `length` [B] frames so far, `done` [B], and, if one of them asks for words, `attention` [B, H, W] of the
-    watched heads to the first W text positions."""
+    watched heads to the first W text positions, valid after `entry.wait_until_split`. `has_lengths`: they were taken.
+    """
 
     entry: Entry
     was_idle: bool = True
+    has_lengths: bool = False
     failed: dict[Request, Exception] = field(default_factory=dict)
     stepped: list[BatchItem] = field(default_factory=list)
     length: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
@@ -145,8 +147,8 @@ class Runner:
 
     @property
     def ticks_late(self) -> int:
-        """Launches between a tick and the collection of its results: 1 on a GPU, which hides the wait; 0 on a CPU."""
-        return 0 if self._stream is None else _IN_FLIGHT - 1
+        """Launches between a tick and the collection of its lengths: 1 on a GPU, which hides the wait; 0 on a CPU."""
+        return 0 if self._stream is None else 1
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -290,6 +292,7 @@ class Runner:
         columns = max((request.words.columns for request, _ in items if request.words is not None), default=0)
         if attention is not None and columns:
             launched.attention = launched.entry.copy(attention[: len(items), :, :columns])
+        launched.entry.split()
 
     def _decode(self, batch: Sequence[Request], frames: int, launched: Launched) -> None:
         """Launch the codec graph for the next `frames` frames of each of `batch`, and the copies of its results."""

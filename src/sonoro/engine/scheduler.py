@@ -16,7 +16,7 @@ from sonoro.engine.request import Request, allocation_of
 from sonoro.transport.messages import PrefixCounts
 
 LATENCY_TICKS = 2
-"""Ticks from a plan to the delivery of its audio, which is collected while the next tick runs."""
+"""Ticks from a plan to the delivery of its audio, while the next tick runs; of large steps 3, which `SAFETY` covers."""
 
 SAFETY = 2.0
 """Safety factor on the average tick duration when an underrun is predicted."""

@@ -4,7 +4,7 @@ An error of one request becomes its `Failed`; an error of the engine ends the lo
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from types import MappingProxyType
@@ -15,6 +15,8 @@ from sonoro.core.errors import ErrorFacts, border
 from sonoro.core.types import Failed
 from sonoro.engine.engine import Engine
 from sonoro.runtime.kernels import fallbacks
+from sonoro.runtime.memory import reserved_mib
+from sonoro.runtime.phases import percentiles_ms
 from sonoro.transport.channel import WorkerLink
 from sonoro.transport.encoded_voice import EncodedVoice
 from sonoro.transport.messages import (
@@ -43,6 +45,9 @@ _IDLE_S = 1.0
 _WINDOW = 4096
 _WORTH_S = 0.002
 """The shortest wait for late messages: the link waits whole milliseconds, and a single request's ticks are as short."""
+
+_POLL_S = 0.0003
+"""How often to look whether late audio is there: every 2 ms, first packets come 4 ms later (simulated device)."""
 
 _HANDLE_S = 0.005
 _ENCODING_S = 0.002
@@ -88,7 +93,7 @@ class Worker:
             spec=engine.spec,
             ready_s=self._ready_s,
             report=graphs.report,
-            gpu_memory_mib=self._gpu_memory_mib(),
+            gpu_memory_mib=reserved_mib(self._device),
             graph_memory_mib=graphs.memory_mib,
             graphs_to_come=graphs.to_come,
             fingerprint=engine.fingerprint,
@@ -99,6 +104,9 @@ class Worker:
         """Serve until `Shutdown`. Raises what a tick raises, after which the engine is unusable."""
         waiting: deque[ToEngine] = deque()
         while not self._is_stopping:
+            began_s = time.perf_counter()
+            has_audio_to_come = self._engine.take_lengths()
+            waited_s = time.perf_counter() - began_s
             waiting += self._link.receive(0.0 if waiting or self._engine.has_work else self._idle_s)
             self._handle_some(waiting)
             self._report_voices()
@@ -107,8 +115,8 @@ class Worker:
                 if not waiting:
                     self._work_in_quiet()
                 continue
-            self._handle_late(waiting)
-            started_at_s = time.perf_counter()
+            self._handle_late(waiting, began_s + waited_s if has_audio_to_come else None)
+            started_at_s = time.perf_counter() - waited_s
             events = self._engine.tick()
             self._note_tick(started_at_s)
             if events:
@@ -153,11 +161,17 @@ class Worker:
         while waiting and (time.perf_counter() < until_s or not self._engine.has_work):
             self._handle(waiting.popleft())
 
-    def _handle_late(self, waiting: deque[ToEngine]) -> None:
-        """Handle messages that arrive during `spare_s`, before the device needs the next tick."""
-        until_s = 0.0 if self._ticked_at_s is None else self._ticked_at_s + self._engine.spare_s
-        while not self._is_stopping and (left_s := until_s - time.perf_counter()) >= _WORTH_S:
-            waiting += self._link.receive(0.0 if waiting else left_s)
+    def _handle_late(self, waiting: deque[ToEngine], stepped_at_s: float | None) -> None:
+        """Handle messages that arrive during `spare_s`, before the device needs the next tick. If a step whose audio is
+        to come was done at `stepped_at_s`, send that once it is there."""
+        until_s = (stepped_at_s or self._ticked_at_s or 0.0) + self._engine.spare_s
+        least_s = _WORTH_S if stepped_at_s is None else _POLL_S
+        while not self._is_stopping and (left_s := until_s - time.perf_counter()) >= least_s:
+            if stepped_at_s is not None:
+                if events := self._engine.late_audio():
+                    self._link.send(events)
+                time.sleep(_POLL_S)
+            waiting += self._link.receive(0.0 if waiting or stepped_at_s is not None else left_s)
             self._handle_some(waiting)
 
     def _handle(self, message: ToEngine) -> None:
@@ -212,25 +226,14 @@ class Worker:
             prefixes=engine.prefixes,
             running=engine.config.slots - engine.scheduler.free_slots,
             waiting=engine.waiting,
-            paused=engine.lifecycle.paused,
+            paused=sum(request.is_paused for request in engine.lifecycle.requests.values()),
             free_slots=engine.scheduler.free_slots,
             free_pages=engine.scheduler.pages.free,
-            tick_ms=_percentiles_ms(self._tick_s),
-            frame_ms=_percentiles_ms(self._frame_s),
-            gpu_memory_mib=self._gpu_memory_mib(),
+            tick_ms=percentiles_ms(self._tick_s),
+            frame_ms=percentiles_ms(self._frame_s),
+            gpu_memory_mib=reserved_mib(self._device),
             broken_samples=engine.output.broken_samples,
             preemptions=engine.lifecycle.preemptions,
             fallbacks=fallbacks(),
             compiled=dict(self._compiled_at_launch),
         )
-
-    def _gpu_memory_mib(self) -> float:
-        """Peak memory reserved by this process on all GPUs."""
-        count = torch.cuda.device_count() if self._device.type == "cuda" else 0
-        return sum(torch.cuda.max_memory_reserved(index) for index in range(count)) / 2**20
-
-
-def _percentiles_ms(durations_s: Sequence[float]) -> dict[str, float]:
-    """p50, p95 and p99 by nearest rank, in ms; zeros without data."""
-    ordered = sorted(durations_s) or [0.0]
-    return {f"p{percent}": 1000 * ordered[(len(ordered) - 1) * percent // 100] for percent in (50, 95, 99)}

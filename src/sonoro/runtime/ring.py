@@ -25,11 +25,13 @@ def overwrite(target: Tensor, values: Tensor) -> None:
 
 
 class Entry:
-    """Host memory for the results of one launch: `copy` tensors, `close` it; later `wait`, read, `release` it."""
+    """Host memory for the results of one launch: `copy` tensors, `close` it; later `wait`, read, `release` it.
+    `wait_until_split` is for what was copied before `split` alone."""
 
     def __init__(self, ring: PinnedRing, memory: Tensor) -> None:
         self._ring, self._memory = ring, memory
         self._events: list[torch.cuda.Event] = []
+        self._split: list[torch.cuda.Event] = []
         self._used_bytes = 0
         self._is_closed = False
         self.is_taken = False
@@ -47,18 +49,28 @@ class Entry:
         host.copy_(tensor, non_blocking=True)
         return host.numpy()
 
+    def split(self) -> None:
+        """End the first part of the copies: record events on the current streams, for `wait_until_split`."""
+        assert self.is_taken
+        assert not self._is_closed
+        self._split = [stream.record_event() for stream in self._ring.current]
+
     def close(self) -> None:
         """End the copies: record events on the current streams, and those `beside`, for `wait`."""
         assert self.is_taken
         assert not self._is_closed
         self._is_closed = True
-        current = [torch.cuda.current_stream(device) for device in self._ring.devices if device.type == "cuda"]
-        self._events = [stream.record_event() for stream in (*current, *self._ring.beside)]
+        self._events = [stream.record_event() for stream in (*self._ring.current, *self._ring.beside)]
 
     @property
     def is_ready(self) -> bool:
         """Whether `wait` would return at once."""
         return self._is_closed and all(event.query() for event in self._events)
+
+    def wait_until_split(self) -> None:
+        """Wait until the copies before `split` are complete."""
+        for event in self._split:
+            event.synchronize()
 
     def wait(self) -> None:
         """Wait until all copies are complete, but for nothing launched after `close`."""
@@ -77,7 +89,7 @@ class Entry:
 
     def _begin(self) -> None:
         assert not self.is_taken
-        self.is_taken, self._is_closed, self._used_bytes = True, False, 0
+        self.is_taken, self._is_closed, self._used_bytes, self._split = True, False, 0, []
 
 
 class PinnedRing:
@@ -92,6 +104,11 @@ class PinnedRing:
         with torch.inference_mode(False):  # so that it may be written in any mode
             memory = torch.empty((depth, room), dtype=torch.uint8, pin_memory=devices[0].type == "cuda")
         self._free = [Entry(self, row) for row in memory]
+
+    @property
+    def current(self) -> list[torch.cuda.Stream]:
+        """The current streams of `devices`; none on a CPU."""
+        return [torch.cuda.current_stream(device) for device in self.devices if device.type == "cuda"]
 
     @property
     def free(self) -> int:
