@@ -15,7 +15,7 @@ from sonoro.runtime.memory import MemoryBudget, device_memory, peak_bytes, plan_
 _GRAPH_BYTES = 16 * 2**20
 """Upper estimate of a captured graph's memory besides its share of the pool."""
 
-PACKED_SIZES = 7
+PACKED_SIZES = 9
 """At most so many sizes of prompts in a decode step are captured, the largest."""
 
 _LEAST_PACKED = 256

@@ -26,7 +26,7 @@ from sonoro.models.base import (
 from sonoro.runtime.graphs import Compiled, GraphPool, GraphSet, Steps, no_garbage_collection
 from sonoro.runtime.phases import Phases
 
-_MOST_PACKED = 512
+_MOST_PACKED = 1024
 """Most tokens of prompts in a decode step."""
 
 
