@@ -34,11 +34,11 @@ class MemoryBudget:
         """Bytes left for pages; negative if the rest alone does not fit."""
         return int(self.total_bytes * self.fraction) - sum(self.in_use.values()) - sum(self.reserved.values())
 
-    def check_room(self, more_bytes: int, place: str) -> str:
-        """A report line of what `more_bytes` leave on the GPU, the `place`. Raises `ConfigError` if they do not fit."""
+    def check_room(self, more_bytes: int, device: str) -> str:
+        """A report line of what `more_bytes` leave on the GPU `device`. Raises `ConfigError` if they do not fit."""
         left_bytes = self.left_bytes - more_bytes
         if left_bytes < 0:
-            raise ConfigError("memory_fraction", self.fraction, f"{_mib(-left_bytes)} more are needed on {place}")
+            raise ConfigError("memory_fraction", self.fraction, f"{_mib(-left_bytes)} more are needed on {device}")
         return f"{_mib(left_bytes)} are left of {self.fraction:g} of {_mib(self.total_bytes)}"
 
 
