@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 from processes import GUARD_S, begin_command
-from sine_engines import CONFIG, FACTORY, LONG, Engine, Peer, alone, audio, nothing_left, resolved, run, speak
+from sine_engines import CONFIG, FACTORY, LONG, Clock, Engine, Peer, alone, audio, nothing_left, resolved, run, speak
 from sine_models import ShownSineModel, VoicedSineModel
 from without_gpu import FunctionPool
 
@@ -216,9 +216,21 @@ def test_who_asks_while_the_device_is_busy_is_in_the_next_tick() -> None:
 def test_late_audio_is_sent_before_the_next_tick(monkeypatch: pytest.MonkeyPatch) -> None:
     """That of two requests at once, which comes while the loop waits for messages."""
     monkeypatch.setattr("sonoro.engine.engine._LARGE_STEP", 1)
-    has_come = [True]
+    has_come, clock = [True], Clock()
     monkeypatch.setattr(Entry, "is_ready", property(lambda entry: has_come[0]))
     log: list[str] = []
+
+    class Time:
+        """Passes a little at each look at it, however slow the machine."""
+
+        def perf_counter(self) -> float:
+            clock.now_s += 1e-5
+            return clock.now_s
+
+        def sleep(self, seconds: float) -> None:
+            clock.now_s += seconds
+
+    monkeypatch.setattr("sonoro.engine.worker.time", Time())
 
     class Unhurried(Engine):
         spare_s = property(lambda self: 0.015, lambda self, value: None)
@@ -241,7 +253,7 @@ def test_late_audio_is_sent_before_the_next_tick(monkeypatch: pytest.MonkeyPatch
         yield [Shutdown()]
 
     link = _Script(talk)
-    engine = Unhurried(VoicedSineModel(), CONFIG, ticks_late=1)
+    engine = Unhurried(VoicedSineModel(), CONFIG, clock, ticks_late=1)
     Worker(engine, cast("WorkerLink", link), torch.device("cpu")).serve()
     assert log.count("late") > 3
     for name in "ab":
