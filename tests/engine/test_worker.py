@@ -246,7 +246,7 @@ def test_late_audio_is_sent_before_the_next_tick(monkeypatch: pytest.MonkeyPatch
             return events
 
     def talk(sent: list[FromEngine]) -> Iterator[list[ToEngine]]:
-        yield [submit(SpeechRequest(id=name, text=LONG, seed=3)) for name in "ab"]
+        yield [submit(SpeechRequest(id=name, text=LONG, seed=3, max_frames=40)) for name in "ab"]
         while sum(map(is_end, sent)) < 2:
             has_come[0] = True
             yield []
@@ -259,7 +259,7 @@ def test_late_audio_is_sent_before_the_next_tick(monkeypatch: pytest.MonkeyPatch
     for name in "ab":
         np.testing.assert_array_equal(
             audio(link.sent, name),
-            speak(SpeechRequest(id=name, text=LONG, seed=3), Engine(VoicedSineModel(), CONFIG))[0],
+            speak(SpeechRequest(id=name, text=LONG, seed=3, max_frames=40), Engine(VoicedSineModel(), CONFIG))[0],
         )
 
 
