@@ -121,19 +121,19 @@ def test_a_step_whose_lengths_cannot_be_read_fails_all(monkeypatch: pytest.Monke
 def test_a_wait_for_the_step_is_part_of_the_tick(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, told_s = Clock(), list[float]()
     engine = engine_of(clock)
-    plan, count = engine.scheduler.plan, engine.lifecycle.take_lengths
+    plan, take_lengths = engine.scheduler.plan, engine.lifecycle.take_lengths
 
     def plan_for(now_s: float, tick_s: float) -> Plan:
         told_s.append(tick_s)
         clock.now_s += 0.002
         return plan(now_s, tick_s)
 
-    def counting(launched: object) -> None:
+    def take_slowly(launched: object) -> None:
         clock.now_s += 0.008
-        count(launched)
+        take_lengths(launched)
 
     monkeypatch.setattr(engine.scheduler, "plan", plan_for)
-    monkeypatch.setattr(engine.lifecycle, "take_lengths", counting)
+    monkeypatch.setattr(engine.lifecycle, "take_lengths", take_slowly)
     for name in "ab":
         engine.submit(request(name, max_frames=400, ignore_eos=True))
     for _ in range(8):

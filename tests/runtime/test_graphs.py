@@ -14,7 +14,7 @@ from torch import Tensor
 from without_gpu import FunctionPool
 
 from sonoro.ops.dispatch import Operation
-from sonoro.runtime.graphs import Compiled, GraphPool, GraphSet
+from sonoro.runtime.graphs import Compiled, GraphPool, GraphSet, Steps
 
 CPU = torch.device("cpu")
 SLOTS = 9
@@ -72,6 +72,21 @@ def assert_runs_as_alone(graphs: GraphSet, counters: Counters, batches: list[lis
 def random_batches(count: int, largest: int = 8) -> list[list[int]]:
     draw = random.Random(0)
     return [draw.sample(range(SLOTS), draw.randint(1, largest)) for _ in range(count)]
+
+
+def test_a_step_takes_prompts_with_the_batches_that_have_a_set_for_them() -> None:
+    """Two slots and more are padded to 4 or 8, which have sets for up to 32 tokens; one slot has none."""
+    counters = Counters(CPU)
+    frames = GraphSet("frame", counters.step, (1, 4, 8), SLOTS, CPU)
+    packed = {
+        tokens: (torch.zeros(tokens, dtype=torch.int64), GraphSet(f"{tokens}", counters.step, (4, 8), SLOTS, CPU))
+        for tokens in (8, 32)
+    }
+    steps = Steps(frames, packed, 0, is_eager=True)
+    assert [batch for batch in range(1, 9) if steps.take(batch, 5)] == [2, 3, 4, 5, 6, 7, 8]
+    assert [tokens for tokens in (8, 9, 32, 33) if steps.take(2, tokens)] == [8, 9, 32]
+    assert steps.of(9) is packed[32][1]
+    assert steps.of(0) is frames
 
 
 def test_compiled_code_runs_the_batches_that_it_takes_unless_all_is_eager() -> None:
