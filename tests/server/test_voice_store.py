@@ -29,6 +29,7 @@ from sonoro.engine.voice_encoder import dump, parse
 from sonoro.models.base import SavedVoice
 from sonoro.server.voice_store import VoiceStore
 from sonoro.transport.encoded_voice import FORMAT, EncodedVoice, VoiceFacts, with_facts
+from sonoro.transport.table import Changes, Table
 
 FINGERPRINT = "of a sine"
 ANNA = VoiceFacts(name="anna", use="prompt", duration_s=1.0, created_at_s=1.8e9, transcript="hm")
@@ -61,8 +62,10 @@ def opened(wait: Wait) -> Iterator[Callable[..., VoiceStore]]:
     """What opens a store."""
     stores: list[VoiceStore] = []
 
-    def make(location: object = "", max_voices: int = 100, fingerprint: str = FINGERPRINT) -> VoiceStore:
-        stores.append(store := VoiceStore(str(location), max_voices))
+    def make(
+        location: object = "", max_voices: int = 100, fingerprint: str = FINGERPRINT, changes: Changes | None = None
+    ) -> VoiceStore:
+        stores.append(store := VoiceStore(str(location), max_voices, changes))
         wait(store.open(fingerprint))
         return store
 
@@ -118,6 +121,37 @@ def test_who_looks_again_knows_what_another_did(location: str, opened: Opened, w
         file.write(b"no voice")
     wait(other.refresh())
     assert names(other) == []
+
+
+def test_what_one_front_found_of_another_server_all_fronts_know(
+    location: str, tmp_path_factory: pytest.TempPathFactory, opened: Opened, wait: Wait
+) -> None:
+    folder = tmp_path_factory.mktemp("fronts")
+    Table.create(["voices"], 2, folder)
+    changes = [Changes(Table(["voices"], 2, number, folder), "voices") for number in range(2)]
+    fronts, server = [opened(location, changes=each) for each in changes], opened(location)
+    scans: list[int] = []
+
+    async def catch_up() -> None:
+        for number, front in enumerate(fronts):
+
+            async def read(number: int = number, front: VoiceStore = front) -> None:
+                scans.append(number)
+                await front.refresh()
+
+            await changes[number].catch_up(read)
+
+    wait(add(server))
+    wait(fronts[0].refresh())
+    wait(catch_up())
+    assert [names(front) for front in fronts] == [["anna"]] * 2
+    wait(server.delete("anna"))
+    wait(fronts[1].refresh())
+    for _ in range(3):
+        wait(catch_up())
+    assert [names(front) for front in fronts] == [[]] * 2
+    # Each looked once for what the other had found, and nobody for what itself had.
+    assert scans == [1, 0]
 
 
 @pytest.mark.parametrize("is_in_memory", [True, False], ids=["memory", "place"])

@@ -33,7 +33,8 @@ class StoreUnreachable(EngineError):
 
 class VoiceStore:
     """At most `max_voices` voices in `location`: a folder, the URL of a bucket, or "" for memory. Call `open` first.
-    Other servers may write to the same location; `refresh` reads their changes. Its own are noted in `changes`."""
+    Other servers may write to the same location; `refresh` reads their changes. Its own are noted in `changes`, which
+    all fronts of this server share, and so are those that it finds first."""
 
     def __init__(self, location: str, max_voices: int, changes: Changes | None = None) -> None:
         self._location, self._max_voices, self._changes = location, max_voices, changes or Changes()
@@ -120,10 +121,14 @@ class VoiceStore:
         if previous is not None:
             await asyncio.wait({previous})
         self._last_scan, self._next_scan = self._next_scan, None
+        knew_all, before = self._changes.are_read, self._voices
         try:
             await self._in_thread(self._scan)
         except OSError as error:
             logger.warning("event=voices_not_read reason=%r", str(error))
+        if knew_all and self._voices != before:
+            # Another server has changed them. Who asked this front may ask another one next.
+            self._changes.note()
 
     async def _in_thread(self, work: Callable[..., Result], *arguments: Any) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)

@@ -155,6 +155,11 @@ class Changes:
             self._read += self._read == self._table.get(self._name, self._table.server)
             self._table.add(self._name, 1, self._table.server)
 
+    @property
+    def are_read(self) -> bool:
+        """Whether this process has read all that others have noted."""
+        return self._table.get(self._name, self._table.server) == self._read
+
     async def catch_up(self, read: Callable[[], Awaitable[object]]) -> None:
         """Call `read` if another process has changed it since the last call."""
         if (count := self._table.get(self._name, self._table.server)) != self._read:
