@@ -9,7 +9,7 @@ from sonoro.text.english.numbers import cardinal, grouped
 from .common import pieces
 from .initialism import spell
 
-STARTS = ("letter", "sign")
+STARTS = ("letter", "sign", "digit")
 
 _ELEMENTS = (
     "He|Li|Be|Ne|Na|Mg|Al|Si|Cl|Ar|Ca|Sc|Ti|Cr|Mn|Fe|Co|Ni|Cu|Zn|Ga|Ge|As|Se|Br|Kr|Rb|Sr|Zr|Nb|Mo|Ag|Cd|Sn|Sb|Te|Xe|Cs|Ba|Pt|Au|Hg|Pb|Bi|"
@@ -41,11 +41,19 @@ _CHARGES = {
 }
 _PARTS = re.compile(rf"{_ELEMENTS}|[₀-₉\d]+")
 _SUBSCRIPTS = {ord(sign): str(digit) for digit, sign in enumerate("₀₁₂₃₄₅₆₇₈₉")}
+_COEFFICIENT = re.compile(r"(?P<count>[1-9]\d?)(?=[A-Z][A-Za-z()\d]{0,11}[₀-₉])")
+_ELEMENT = re.compile(rf"(?:{_ELEMENTS})[₀-₉]{{1,3}}(?!\w)")
 _JOINED = re.compile(r"[\w.-]$")
 
 
 def recognise(text: str, at: int) -> Iterator[Candidate]:
     if _JOINED.search(before(text, at, 1)):
+        return
+    if text[at].isdecimal():
+        found = _COEFFICIENT.match(text, at)
+        if found and (formula := _FORMULA.match(text, found.end()) or _ELEMENT.match(text, found.end())):
+            count = Piece(cardinal(found["count"]), *found.span())
+            yield Candidate(formula.end(), SURE / 2, (count, *_formula(formula, formula.start()).pieces))
         return
     if not text[at].isalpha():
         if found := _ISOTOPE.match(text, at):
@@ -90,5 +98,6 @@ EXAMPLES = (
     ("NaCl and HCl", "N ay C l and H C l."),
     ("Fe³⁺, Na+ and Ca2+", "F e three plus, N ay plus and C ay two plus."),
     ("SO₄²⁻, ²³⁵U", "S O four two minus, two thirty five U."),
+    ("2H₂ + O₂ → 2H₂O", "two H two plus O two to two H two O."),
     ("CO2, C6H12O6", "C O two, C six H twelve O six."),
 )

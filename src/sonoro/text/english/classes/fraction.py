@@ -16,6 +16,16 @@ _SLASHED = re.compile(
     r"(?P<th>(?:st|nd|rd|th|ST|ND|RD|TH)s?\b)?)(?![\d/]|[.,]\d)"
 )
 _TO = re.compile(r"(?P<top>[1-7])/(?P<bottom>[2-8]|1[26])(?P<to>\s?[-–]\s?)(?=[1-7]/(?:[2-8]|1[26])(?![\w/-]))")
+_SIGHT = re.compile(
+    r"(?P<top>20)/(?P<bottom>\d{2,3})(?= (?:vision|sight|acuity|"
+    r"(?:corrected )?in (?:the|his|her|my|each|one|both)\b[a-z ]{0,7}eye)|[.,;] ?(?:left|right)|\s[OU][DSU]\b)"
+)
+_OUT_OF = re.compile(
+    r"(?P<top>\d)(?P<of>/)(?P<bottom>10|[5-9])(?= (?:dentists|doctors|people|users|patients|customers|students|"
+    r"women|men|adults|children|kids|experts|players|times|cases)\b)"
+)
+"""So many of those that one can count: 9/10 dentists."""
+
 _SHUTTER = re.compile(r"(?P<part>1/(?P<bottom>[1-9]\d{1,4}))\s?(?P<unit>s|secs?)(?!\w)")
 _RATED = re.compile(
     r"(?<![\d/.,])(?P<top>(?:10|\d)(?=/10(?: would|\s*(?:[.,;:!?)\n]|$)))|\d{1,2}\.\d|\d{1,2}(?=/\d+ stars))"
@@ -26,8 +36,8 @@ _RATING = re.compile(rf"\b(?:(?:{NEAR})(?: of)?|g[ia]ve|it|this|an?|solid|defini
 _COUNTED = re.compile(
     r"(?i)\b(?:page|part|step|slide|day|chapter|episode|level|round|question|lap|stage|hole|heat|lesson)s? $"
 )
-FAR = r"\bodds\b"
-_ODDS = re.compile(rf"(?i){FAR}{SENTENCE}$")
+FAR = r"\bodds\b|20/\d\d in\b"
+_ODDS = re.compile(rf"(?i)\bodds\b{SENTENCE}$")
 _QUOTED = re.compile(r" (?:odds|favou?rites?|outsiders?|shots?)\b")
 _SIGN = re.compile(r"(?P<whole>\d+)?\s?(?P<sign>[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞])")
 _IN_NUMBER = re.compile(r"[\d/.,$£€]$")
@@ -45,6 +55,12 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     ):
         yield pieces(
             found, SURE, (decimal(found["top"]), "top"), ("out of", "of"), (decimal(found["bottom"]), "bottom")
+        )
+    if found := _SIGHT.match(text, at):
+        yield whole(found, SURE / 2, f"{cardinal(found['top'])} {cardinal(found['bottom'])}")
+    if (found := _OUT_OF.match(text, at)) and not _IN_NUMBER.search(before(text, at, 2)):
+        yield pieces(
+            found, SURE, (cardinal(found["top"]), "top"), ("out of", "of"), (cardinal(found["bottom"]), "bottom")
         )
     if (found := _SHUTTER.match(text, at)) and not _IN_NUMBER.search(before(text, at, 1)):
         yield pieces(found, SURE / 2, (f"one {ordinal(found['bottom'])}", "part"), ("of a second", "unit"))
@@ -106,6 +122,7 @@ EXAMPLES = (
     ("4.5/5 stars", "four point five out of five stars."),
     ("an 8/10, 3/10 of it", "an eight out of ten, three tenths of it."),
     ("page 3/10, odds of 5/1, then 7/2", "page three of ten, odds of five to one, then seven to two."),
+    ("20/40 vision; 9/10 dentists", "twenty forty vision, nine out of ten dentists."),
     ("120/80", "one twenty over eighty."),
     ("2 142/1", "two and one hundred and forty two over one."),
 )

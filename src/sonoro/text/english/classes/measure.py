@@ -32,7 +32,7 @@ _RANGE = (
 )
 _ONE = rf"(?P<minus>-)?{_RANGE}{_AMOUNT}(?P<gap>\s?-?)(?P<symbol>{_SYMBOL})(?P<power>{_POWER})?"
 _UNDER = rf"\s?(?P<per>/|\bper\b|·)\s?(?P<hundred>100\s?)?(?P<under>[A-Za-zμ]{{1,5}})(?P<under_power>{_POWER})?"
-_END = r"(?![\w'²³])(?P<dot>(?<=[a-z])\.(?=\s+[a-z\d(=]|[,;)]))?"
+_END = r"(?![\w'²³])(?P<dot>(?<=[a-zT])\.(?=\s+[a-z\d(=]|[,;)]|\s[NSEW]{1,2}\.? of\b))?"
 _FORM, _ALONE = re.compile(rf"{_ONE}(?:{_UNDER})?{_END}"), re.compile(rf"{_ONE}(?P<per>)(?P<under>){_END}")
 _VULGAR = re.compile(r"(?P<part>[½¼¾⅓⅔⅛])\s?(?P<symbol>[A-Za-z]{2,5})(?![\w'])(?P<dot>\.(?=\s[a-z]))?")
 _STONE = re.compile(r"(?P<number>\d{1,3})\s?(?P<symbol>st)(?=\s?\d{1,2}\s?lbs?\b)")
@@ -52,15 +52,21 @@ _PARTS = {"½": "12", "¼": "14", "¾": "34", "⅓": "13", "⅔": "23", "⅛": "
 _SECONDS = re.compile(
     r"\s(?:rests?|planks?|intervals?|sprints?|exposures?|bursts?|timeouts?|delay|wait|interval|timer|limit|window|clips?|videos?|ads?|spots?|later|each|apart|elapsed)\b"
 )
+_ENDS_SECONDS = re.compile(
+    r"\s*$|[,;:)?!]|\.(?:$|\s+[A-Z])| (?:and|or|to|in|at|for|on|before|after|then|left|until|when|while|between|from)\b"
+)
 _TEN_SECONDS = re.compile(r"(?<!the )\b10s$")
+_NO_SIDES = listed("GB TB W ml mL cl l L g kg mg oz lb lbs")
+"""Units that no side of a thing has: 2 x 500ml is so many of them."""
+
 POWERS = {"²": "square", "2": "square", "³": "cubic", "3": "cubic"}
 _RATE = r"\b(?:rates?|yields?|spreads?|hikes?|cuts?|fed|bonds?|curve|margins?|coupon|premium|points?)\b"
-_OF_RATE = re.compile(rf"(?i){_RATE}{SENTENCE}$|\b(?:by|up|down|rose|fell|added|lost|gained) $")
+_OF_RATE = re.compile(rf"(?i){_RATE}{SENTENCE}$|\b(?:by|up|down|rose|fell|added|lost|gained) $|\d%,? \(?[+-]?\s?$")
 _TEMPERATURE = (
     r"\b(?:ovens?|temp(?:erature)?s?|(?:pre)?heat(?:ed|ing)?|bak(?:e|ed|ing)|roast(?:ed|ing)?|fever|boils?|freezes)\b"
 )
 _OF_TEMPERATURE = re.compile(
-    rf"(?i){_TEMPERATURE}{SENTENCE}$|\b(?:(?:high|low)s? of|it(?:'s| is| was)) $|\d\s?°?[FC]\s?(?:\(|/|or) ?$"
+    rf"(?i){_TEMPERATURE}{SENTENCE}$|\b(?:(?:high|low)s? of|it(?:'s| is| was)|temp\.) $|\d\s?°?[FC]\s?(?:\(|/|or) ?$"
 )
 _BEFORE_TEMPERATURE = re.compile(r"\s?(?:\(|/|or )\s?\d{2,3}\s?°?[FC]\b")
 FAR = f"{_RATE}|{_TEMPERATURE}"
@@ -76,6 +82,8 @@ _OF_THINGS = re.compile(
 _OF_SPORT = re.compile(r" (?:dash|sprint|relay|race|hurdles|freestyle|backstroke|breaststroke|butterfly|swim)\b")
 _JOINT = re.compile(rf"(?:\s?/\s?|[-–])(?={NUMBER}\s?[A-Za-zμΩ°])")
 _PER_TIME = re.compile(r"(?P<per>/)(?P<time>day|d|hr?|min|wk|week|month|year)(?!\w)")
+_SPOONS = {"t": "tsp", "T": "tbsp", "pt": "pt."}
+_PRINTED = re.compile(r" (?:font|type|lead|game|shot|play|rex)\b")
 _SHORT_WORDS = listed("in a at as am pm do me us to or by no it is be we he bar mil mo ha pt cal sec")
 
 
@@ -124,8 +132,8 @@ def _number(found: re.Match[str]) -> str:
 def _symbol(text: str, found: re.Match[str]) -> str:
     """The unit's symbol as the table has it: degrees for the F of an oven, a teaspoon for "1 t. salt"."""
     symbol = re.sub(r"(?<=[glq])\.?[ -]", " ", found["symbol"]).replace("° ", "°").rstrip(".")
-    if symbol == "t" and found["dot"] and found["gap"] == " ":
-        return "tsp"
+    if symbol in _SPOONS and found["dot"] and found["gap"] == " " and not _PRINTED.match(after(text, found.end())):
+        return _SPOONS[symbol]
     if symbol not in ("F", "C") or len(found["number"]) < 2 or _LABELLED.search(before(text, found.start())):
         return symbol
     is_temperature = _OF_TEMPERATURE.search(before(text, found.start(), 60))
@@ -158,15 +166,18 @@ def _measure(text: str, found: re.Match[str]) -> Candidate | None:
     power = POWERS.get((found["power"] or "")[-1:], "")
     said = f"{power} {name}".strip()
     parts: list[tuple[str, str]] = [("minus", "minus")] if found["minus"] else []
+    joined = ""
     if found["low"]:
         parts += [(decimal(found["first"]), "first"), ("by", "by0")] if found["first"] else []
-        by = "times" if symbol in ("GB", "TB", "W") else "by"
-        joined = {"x": by, "×": by, "/": "or"}.get(found["by"], "to")
+        by = "times" if symbol in _NO_SIDES and not found["first"] else "by"
+        is_mixed = is_part and found["by"] == "-" and found["low"].isdecimal() and not found["symbol0"]
+        joined = "and" if is_mixed else {"x": by, "×": by, "/": "or"}.get(found["by"], "to")
         parts += [(decimal(found["low"]), "low")]
         if found["symbol0"] and (low := unit(found["symbol0"].strip())):
             parts += [(low[found["low"] != "1"], "symbol0")]
         parts += [(joined, "by")]
-    parts += [(_number(found), "number"), (said, "symbol")]
+    number = mixed(*re.split(r"\s?/\s?", found["number"])) if joined == "and" else _number(found)
+    parts += [(number, "number"), (said, "symbol")]
     if found["under"]:
         under = unit(found["under"])
         if under is None:
@@ -176,7 +187,9 @@ def _measure(text: str, found: re.Match[str]) -> Candidate | None:
         if found["hundred"] or (found["per"] == "·" and not is_one):
             named = "one hundred " * bool(found["hundred"]) + under[1]
         parts += [("per" if found["per"] != "·" else "", "per"), (named, "under")]
-    return pieces(found, SURE if is_close or len(symbol) > 1 else LIKELY, *parts)
+    # 0.5mm² is no product of letters.
+    is_power = is_close and len(symbol) > 1 and bool(found["power"])
+    return pieces(found, SURE - is_power / 4 if is_close or len(symbol) > 1 else LIKELY, *parts)
 
 
 def _is_unit(text: str, found: re.Match[str], symbol: str, *, is_close: bool) -> bool:
@@ -184,12 +197,14 @@ def _is_unit(text: str, found: re.Match[str], symbol: str, *, is_close: bool) ->
     if symbol == "s" and not found["under"]:
         if not is_close:
             is_time = "." in found["number"] or before(text, found.start(), 2) == "= "
-            return is_time or _SECONDS.match(after(text, found.end())) is not None
+            follows = after(text, found.end())
+            return is_time or bool(_SECONDS.match(follows) or (found.start() and _ENDS_SECONDS.match(follows)))
         is_decade = (
             found["number"].endswith("0")
             and "." not in found["number"]
             and not _TEN_SECONDS.search(before(text, found.end()))
         )
+        is_decade = is_decade and before(text, found.start(), 1) != "="
         return found["by"] not in ("x", "×") and (not is_decade or bool(_SECONDS.match(after(text, found.end()))))
     if symbol == "c":
         return bool(found["dot"]) and not is_close
@@ -247,5 +262,10 @@ EXAMPLES = (
     ("1/2 tsp, ¼ tsp", "one half teaspoon, one quarter teaspoon."),
     ("6 N·m, 5 L/100 km", "six newton meters, five liters per one hundred kilometers."),
     ("1m-2m; 230 V AC", "one meter to two meters, two hundred and thirty volts ay C."),
+    (
+        "2 x 500ml, 1-1/2 cups, 0.5mm²; after 30 s",
+        "two times five hundred milliliters, one and a half cups, "
+        "zero point five square millimeters, after thirty seconds.",
+    ),
     ("a 90s timeout, in 3.1 s", "a ninety second timeout, in three point one seconds."),
 )

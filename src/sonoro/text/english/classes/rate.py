@@ -12,7 +12,7 @@ from .initialism import spell
 from .measure import POWERS
 from .units import unit
 
-STARTS = ("digit", "letter")
+STARTS = ("digit", "letter", "sign")
 
 _ALONE_PER = re.compile(
     rf"(?P<number>{NUMBER})\s?(?P<per>/)\s?(?P<under>kg|lb|km[23²³]?|mi|m[23²³]|min|hr|h|wk|mo|yr|ml|mL|L|oz|day|hour|minute|second|month|year|week)(?![\w/])"
@@ -29,6 +29,18 @@ WORDS = listed("km cm mm m kg mg g s ms L mL J kJ N kN W kW V Hz kHz MHz GHz kPa
 _ALONE = re.compile(rf"(?:{'|'.join(sorted(WORDS, key=len, reverse=True))})(?![\w/'-])")
 _AFTER_FORMULA = re.compile(r"(?:\b[A-Za-z]{1,2} ?= ?-?[\d.,]*\d|10\^-?\d{1,3}|10[⁻⁰-⁹¹²³]{1,4})\s$")
 _RATE = re.compile(r"(?P<things>[a-z]{2,12})(?P<per>/)(?P<under>s|sec|min|h|hr|day|week|month|year)(?!\w)")
+_UNDER = (
+    "s|sec|min|h|hr|d|day|wk|week|month|yr|year|shift|mL|ml|dL|L|kg|g|lb|oz|share|head|person|serving|night|unit|user|"
+    "room|cell"
+)
+_SLASH = re.compile(rf"\s?(?P<per>/)\s?(?:(?P<many>\d{{1,3}})\s?)?(?P<under>{_UNDER})(?![\w/])")
+_AFTER_THINGS = re.compile(
+    r"\d (?:[a-z]{2,12} )?[a-z]{3,12}s$|\d¢$|\dx$|10\^\d{1,2}(?: [a-z]+s)?$|10[⁰-⁹¹²³]{1,2}(?: [a-z]+s)?$"
+)
+_EVERY = re.compile(r"q\s?(?P<low>\d{1,2})(?:-(?P<high>\d{1,2}))?\s?(?P<unit>h|hrs?|d|min|wk)(?!\w)")
+"""How often a medicine is taken: q8h, q4-6h."""
+
+_THINGS = {"req": "requests", "reqs": "requests", "msgs": "messages"}
 _JOINED = re.compile(r"[\w/]$")
 _IN_NUMBER = re.compile(r"[\d$£€#]$|\d[.,]$")
 
@@ -39,17 +51,38 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         if (found := _ALONE_PER.match(text, at)) and not _IN_NUMBER.search(context):
             yield _per(found)
         return
+    if text[at] == "/":
+        if (found := _SLASH.match(text, at)) and _AFTER_THINGS.search(before(text, at)):
+            yield _behind_slash(found)
+        return
     if _BY.match(text, at) and _AFTER_LENGTH.search(before(text, at)):
         yield Candidate(at + 1, SURE / 2, (Piece("by", at, at + 1),))
     if _JOINED.search(context):
         return
+    if found := _EVERY.match(text, at):
+        high = f"{found['low']}-{found['high']}" if found["high"] else found["low"]
+        name = (unit(found["unit"]) or ("day", "days"))[high != "1"]
+        said = " to ".join(map(decimal, high.split("-")))
+        yield whole(found, SURE / 2, f"every {name}" if high == "1" else f"every {said} {name}")
     if (found := _ALONE.match(text, at)) and _AFTER_FORMULA.search(before(text, at)) and (names := unit(found[0])):
         yield whole(found, SURE / 2, names[1])
     if (found := _BARE.match(text, at)) and (said := _bare(found)):
         yield whole(found, SURE / 2, said)
-    if (found := _RATE.match(text, at)) and (found["things"][3:].endswith("s") or context[:1].isdecimal()):
+    if (found := _RATE.match(text, at)) and (
+        found["things"][3:].endswith("s") or re.search(r"(?:\d|\d[kM]) $", before(text, at, 3))
+    ):
         time = unit(found["under"]) or (found["under"],) * 2
-        yield pieces(found, SURE, (found["things"], "things"), ("per", "per"), (time[0], "under"))
+        yield pieces(
+            found, SURE, (_THINGS.get(found["things"], found["things"]), "things"), ("per", "per"), (time[0], "under")
+        )
+
+
+def _behind_slash(found: re.Match[str]) -> Candidate:
+    """What a number of things is per: 100 units/mL, 4 doses/24 h, 3x/day."""
+    names = unit(found["under"]) if found["under"] != "d" else ("day", "days")
+    one, many = names or (found["under"], found["under"] + "s")
+    name = f"{decimal(found['many'])} {many}" if found["many"] not in (None, "1") else one
+    return pieces(found, SURE / 2, ("per", "per"), (name, "under"))
 
 
 def _per(found: re.Match[str]) -> Candidate:
@@ -74,5 +107,9 @@ def _bare(found: re.Match[str]) -> str:
 
 EXAMPLES = (
     ("in km/h or m²", "in kilometers per hour or square meters."),
+    (
+        "100 units/mL, 4 doses/24 h, q4-6h",
+        "one hundred units per milliliter, four doses per twenty four hours, every four to six hours.",
+    ),
     ("14 tok/s and 20/km2", "fourteen tok per second and twenty per square kilometer."),
 )

@@ -24,7 +24,8 @@ _OWN = pairs(
     "sqft = square foot/square feet | sq m = square meter(s) | sq km = square kilometer(s) | sq mi = square mile(s) | "
     "cu ft = cubic foot/cubic feet | BTU = British thermal unit(s) | AU = astronomical unit(s) | "
     "lm = lumen(s) | deg C = degree(s) Celsius | deg F = degree(s) Fahrenheit | "
-    "c = cup(s) | pcs = piece(s) | px = pixel(s) | pt = point(s) | ° = degree(s) | °C = degree(s) Celsius | "
+    "c = cup(s) | pcs = piece(s) | px = pixel(s) | pt = point(s) | pt. = pint(s) | "
+    "° = degree(s) | °C = degree(s) Celsius | "
     "°F = degree(s) Fahrenheit | % = percent | ‰ = per mille | ¢ = cent(s) | lbs = pound(s) | ozs = ounce(s) | "
     "h = hour(s) | hr = hour(s) | hrs = hour(s) | min = minute(s) | mins = minute(s) | s = second(s) | "
     "sec = second(s) | secs = second(s) | wk = week(s) | wks = week(s) | yr = year(s) | yrs = year(s) | "
@@ -34,7 +35,8 @@ _OWN = pairs(
     "ft-lb = foot pound(s) | dBm = d B m | VDC = volt(s) D C | VAC = volt(s) ay C | "
     "uF = microfarad(s) | uH = microhenry/microhenries | uV = microvolt(s) | ug = microgram(s) | "
     "uL = microliter(s) | bp = base pair(s) | dpi = dot(s) per inch | kgs = kilogram(s) | "
-    "BR = bedroom(s) | BA = bath(s) | kms = kilometer(s) | cms = centimeter(s) | M⊙ = solar mass(es)"
+    "Mbit = megabit(s) | Gbit = gigabit(s) | kbit = kilobit(s) | mIU = milli international unit(s) | BR = bedroom(s) | "
+    "BA = bath(s) | kms = kilometer(s) | cms = centimeter(s) | M⊙ = solar mass(es)"
 )
 """Symbols that CLDR lacks, or names otherwise: "(s)" is of the plural, as is what follows a slash."""
 
