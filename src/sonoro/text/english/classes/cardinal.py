@@ -29,7 +29,7 @@ _AVERAGE = re.compile(r"\.(?P<average>\d{3})(?![\w.])")
 _OF_BATTER = re.compile(r"\b(?:hit(?:s|ting)?|bat(?:s|ted|ting)?|averag(?:es?|ed|ing)|slugg(?:ed|ing)) $")
 _SCALES = {"k": "thousand", "m": "million", "b": "billion", "bn": "billion", "tn": "trillion"}
 _SCIENTIFIC = re.compile(r"(\d+(?:\.\d+)?)(?:[eE]([+-]?)(\d{1,3})|\s?(?:[x×*]|·)\s?10\^(-?)(\d{1,3}))(?![\w-])")
-_SPACED = re.compile(r"[1-9]\d{0,2}(?: \d{3}){0,3} 000(?![\w]| ?\d)")
+_SPACED = re.compile(r"[1-9]\d?(?: \d{3}){2,4}(?![\w]|[ .,-]?\d)|[1-9]\d{0,2}(?: \d{3}){0,3} 000(?![\w]| ?\d)")
 _GROUPED = re.compile(r"\d{1,3}(?:(['_])\d{3})(?:\1\d{3}){0,5}(?![\w'])")
 _COMMA = re.compile(
     rf"(?:\d{{1,3}},\d\d|0,\d|\d{{1,3}},\d(?=\s?%|\s(?:{SCALE}|kg|km|cm|mm|ml|m|g|l)\b))(?![\w]|[.,]\d)"
@@ -40,7 +40,7 @@ _DOZENS = re.compile(r"(?P<number>10{1,2}|10?,?000|100,?000|1,000,000)s(?= of\b)
 _ROUND = frozenset(["100", "1000", "1,000", "1000000", "1,000,000"])
 _AFTER_A = re.compile(r"\b[aA] $")
 _LIKE_YEAR = range(1100, 2100)
-_OF_YEAR = re.compile(r"(?i)\b(?:year|anno|in|since|until|by|circa|of)\s$")
+_OF_YEAR = re.compile(r"(?i)\b(?:years?|anno|in|since|until|by|circa|of)\s$")
 _IN_TOKEN = re.compile(r"[\w.]$")
 _IN_RANGE = re.compile(r"[\w.,$£€-]$")
 _IN_NUMBER = re.compile(r"[\w.,']$")
@@ -123,6 +123,7 @@ EXAMPLES = (
         "three point one four and one thousand and one million two hundred and thirty four thousand five hundred"
         " and sixty seven.",
     ),
+    ("1 234 567 of them", "one million two hundred and thirty four thousand five hundred and sixty seven of them."),
     ("12 000 people", "twelve thousand people."),
     ("1.234,56", "one thousand two hundred and thirty four point five six."),
     ("about 1.5M users, 10k stars", "about one point five million users, ten thousand stars."),

@@ -38,7 +38,7 @@ _ARTICLE = re.compile(r"\b(?:a|an|A|An)\s(?:~|about\s|whole\s|full\s|mere\s|sing
 _DEFINITE = re.compile(rf"{_ARTICLE.pattern}|\b(?i:the|this|that|my|your|our|his|her|their) $")
 _VERB = re.compile(
     r" (?:took|takes?|went|came|left|ran|flew|felt|ha[ds]|have|were|are|did|does|do|will|would|can|could|may|might|"
-    r"must|shall|should|you|we|they|he|she|it|I|so|not|also|just|only|apart|away|before|after|until|[a-z]+ed|[a-z]+ly)\b"
+    r"must|shall|should|you|we|they|he|she|it|I|so|not|also|just|only|apart|away|back|bought|got|made|paid|cost|lost|spent|won|sent|gave|who|which|where|today|last|before|after|until|[a-z]+ed|[a-z]+ly)\b"
 )
 _NOUN = re.compile(
     r" (?:f/\d|(?!of|or|and|to|in|for|per|an?\b|"

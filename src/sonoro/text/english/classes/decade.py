@@ -11,14 +11,20 @@ from .common import is_between, pieces, whole
 STARTS = ("digit", "sign")
 
 _DECADE = re.compile(
-    r"'?(?P<one>(?:1\d|20)\d0|\d0)\s?'?[sS](?P<range>\s?(?:-|–|to)\s?'?(?P<two>(?:1\d|20)\d0|\d0)'?s)?(?![\w'])"
+    r"'?(?P<one>(?:1\d|20)\d0|\d0)\s?'?[sS](?P<range>\s?(?:-|–|to)\s?'?(?P<two>(?:1\d|20)\d0|\d0)'?s)?(?:'(?=\s[a-z])|(?![\w']))"
 )
 _YEARS = re.compile(
     r"(?P<one>1[1-9]\d\d|10[1-9]\d|20\d\d)\s?(?P<dash>-|–|—|/)\s?(?P<two>\d{4}|\d\d)(?P<s>'?s)?(?![\w%]|[.,]\d|\s?(?:-|–)\d)"
 )
 _SHORT_YEAR = re.compile(r"'(?P<year>0\d)(?![\w'])")
+_SAME = re.compile(r"(?P<digit>[1-9])s(?![\w'])")
+_BEFORE_SAME = re.compile(r"(?i)\b(?:two|three|four|five|six|all|both|double|triple|no) $")
+"""Several of one digit: two 9s, all 7s."""
+
 _IN_NUMBER = re.compile(r"[\d$£€]$|\d[.,]$")
-_AFTER_THE = re.compile(r"(?i)\b(?:\d0s (?:and|or|to)|the|mid-|early|late|his|her|their|our|my|your|in)\s?$")
+_AFTER_THE = re.compile(
+    r"(?i)\b(?:\d0s (?:and|or|to)|the|mid-|mid|low|lower|high|upper|early|late|his|her|their|our|my|your|in)\s?$"
+)
 
 
 def recognise(text: str, at: int) -> Iterator[Candidate]:
@@ -31,6 +37,8 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
             yield pieces(found, SURE, (f"{said} to", "one"), (decade(found["two"]), "two"))
         elif len(found["one"]) == 4 or "'" in found[0] or _AFTER_THE.search(before(text, at)):
             yield whole(found, SURE, said)
+    if (found := _SAME.match(text, at)) and _BEFORE_SAME.search(before(text, at)):
+        yield whole(found, SURE / 2, cardinal(found["digit"]) + ("es" if found["digit"] == "6" else "s"))
     if found := _SHORT_YEAR.match(text, at):
         yield whole(found, SURE, year(found["year"]))
     if found := _YEARS.match(text, at):
@@ -59,5 +67,6 @@ EXAMPLES = (
         "nineteen fourteen to nineteen eighteen, nineteen eighty to nineteen eighty six, nineteen sixty to eighty.",
     ),
     ("the 2000s", "the two thousands."),
+    ("the 1990s' music, low 30s, two 9s", "the nineteen nineties music, low thirties, two nines."),
     ("2011-12, 2019/20, in his 40s", "twenty eleven to twelve, twenty nineteen to twenty, in his forties."),
 )

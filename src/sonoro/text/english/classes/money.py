@@ -16,14 +16,14 @@ STARTS = ("sign", "digit", "letter")
 _SIGN = r"(?P<sign>[$£€¥₹₩₽₺₫₪₿]|Rs\.?(?=\s?\d))"
 _SCALE = (
     r"(?:(?:\s?|-(?=[a-z]{7}))(?P<scale>"
-    r"(?i:hundred|thousand|million|billion|trillion|lakh|crore|bn|tn|mn|mio)|[kKmMbBtT])(?![\w]))"
+    r"(?i:hundred|thousand|million|billion|trillion|lakh|crore|bn|tn|mn|mio)|MM|[kKmMbBtT])(?![\w]))"
 )
 _AMOUNT = rf"(?P<amount>{NUMBER})"
 _PREFIXED = re.compile(
     rf"(?P<minus>-)?(?P<land>(?:(?:US|U\.S\.|CA|AU|NZ|HK|NT|MX)\s?|[CARS])(?=\$))?{_SIGN}\s?(?P<inner>-)?{_AMOUNT}{_SCALE}?(?!\d)(?:\s(?P<code>USD|GBP|EUR|CAD|AUD)\b)?"
 )
 _RANGE = re.compile(
-    rf"{_SIGN}\s?{_AMOUNT}{_SCALE}?(?P<to>{DASH}|\sto\s)(?P<sign2>[$£€¥₹₩])?\s?(?P<amount2>{NUMBER})(?:\s?(?P<scale2>(?i:hundred|thousand|million|billion|trillion|bn|tn)|[kKmMbBtT])(?![\w]))?(?![\d-])"
+    rf"{_SIGN}\s?{_AMOUNT}{_SCALE}?(?P<to>{DASH}|\sto\s|(?<=\d)\sand\s(?=[$£€]))(?P<sign2>[$£€¥₹₩])?\s?(?P<amount2>{NUMBER})(?:\s?(?P<scale2>(?i:hundred|thousand|million|billion|trillion|bn|tn|mn)|[kKmMbBtT])(?![\w]))?(?![\d-])"
 )
 _SUFFIXED = re.compile(
     rf"(?P<amount>\d{{1,3}}(?: \d{{3}}){{1,4}}|{NUMBER}|\d{{1,3}}(?:\.\d{{3}})+(?:,\d\d)?|\d+,\d\d)(?P<scale>)"
@@ -39,7 +39,8 @@ _CONTINENTAL = re.compile(
     r"(?P<sign>[$£€¥₹₩]|EUR(?=\s?\d)|CHF(?=\s?\d))\s?(?P<amount>\d{1,3}(?:\.\d{3})++(?:,\d\d)?|\d+,\d\d)(?P<scale>)(?![.,]?\d)"
 )
 _SCALES = pairs(
-    "k = thousand | m = million | mn = million | mio = million | b = billion | bn = billion | t = trillion | "
+    "k = thousand | m = million | mm = million | mn = million | mio = million | "
+    "b = billion | bn = billion | t = trillion | "
     "tn = trillion"
 )
 _LANDS = pairs(
@@ -61,7 +62,7 @@ _SMALL_COIN = re.compile(
 _BANKNOTE = re.compile(r" (?:bills?|notes?|coins?|homes?|houses?)\b")
 _BANKNOTES = re.compile(r"[$£€](?P<value>1|5|10|20|50|100)s(?!\w)")
 _PER = re.compile(
-    r"\s?/\s?(?P<per>mo|month|yr|year|wk|week|d|day|hr|hour|h|min|minute|s|sec|lb|kg|oz|gal|gallon|L|l|mi|km|person|night|user|seat|unit|GB|kWh|share|barrel|bbl|ton)(?![\w])(?:\.(?=\s+[a-z&+(]))?"
+    r"\s?/\s?(?P<per>mo|month|yr|year|wk|week|d|day|hr|hour|h|min|minute|s|sec|lb|kg|oz|gal|gallon|L|l|mi|km|person|night|user|seat|unit|GB|kWh|share|head|barrel|bbl|ton)(?![\w])(?:\.(?=\s+[a-z&+(]))?"
 )
 _PERIODS = pairs(
     "bbl = barrel | mo = month | yr = year | wk = week | d = day | hr = hour | h = hour | min = minute | s = second | "
@@ -69,6 +70,7 @@ _PERIODS = pairs(
     "mi = mile | km = kilometer | "
     "GB = gigabyte | kWh = kilowatt hour"
 )
+_BETWEEN = re.compile(r"\b[Bb]etween $")
 _IN_NUMBER = re.compile(r"[\d.,$£€]$")
 _IN_WORD = re.compile(r"\w$|[A-Z]/$")
 _AFTER_OPERAND = re.compile(r"[\w)]$|[\d)]\s$")
@@ -95,7 +97,7 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         yield whole(found, SURE, f"minus {said}")
     if found := _BANKNOTES.match(text, at):
         yield whole(found, SURE, decade(found["value"]).removeprefix("one "))
-    if found := _RANGE.match(text, at):
+    if (found := _RANGE.match(text, at)) and ("a" not in found["to"] or _BETWEEN.search(before(text, at))):
         yield _with_period(text, _range(found))
     # Dollars with three decimals are no thousands.
     if (found := _CONTINENTAL.match(text, at)) and (found["sign"] in ("€", "EUR") or "," in found["amount"]):
@@ -133,7 +135,7 @@ def _amount(text: str, found: re.Match[str], number: str) -> Candidate:
     land = _LANDS.get((groups.get("land") or groups.get("code") or "").strip().replace(".", ""), "")
     sign = _CODES_OF_LANDS.get((groups.get("land") or "").strip(), found["sign"])
     said = said_amount(sign, number, groups.get("scale") or "", land)
-    if is_attributive(text, found.start(), found.end()) or _BANKNOTE.match(text, found.end()):
+    if is_attributive(text, found.start(), found.end(), is_close=True) or _BANKNOTE.match(text, found.end()):
         said = _singular(said)
     return whole(found, LIKELY - 1, minus + said)
 
@@ -170,13 +172,19 @@ def _range(found: re.Match[str]) -> Candidate:
     high = said_amount(found["sign2"] or sign, two, scale2)
     if is_attributive(found.string, found.start(), found.end()):
         high = _singular(high)
-    if found["sign2"]:
+    is_shared = bool(scale2) and not found["scale"] and _value(one) < _value(two)
+    to = found["to"].strip() if "a" in found["to"] else "to"
+    if found["sign2"] and not is_shared:
         low = said_amount(sign, one, found["scale"] or "")
-        return pieces(found, SURE, (low, "amount"), ("to", "to"), (high, "amount2"))
+        return pieces(found, SURE, (low, "amount"), (to, "to"), (high, "amount2"))
     low = decimal(one) + (
         f" {_SCALES.get(found['scale'].lower(), found['scale'])}" if found["scale"] and found["scale"] != scale2 else ""
     )
-    return pieces(found, SURE, (low, "amount"), ("to", "to"), (high, "amount2"))
+    return pieces(found, SURE, (low, "amount"), (to, "to"), (high, "amount2"))
+
+
+def _value(amount: str) -> float:
+    return float(amount.replace(",", ""))
 
 
 def _with_period(text: str, made: Candidate, cost: float | None = None) -> Candidate:
@@ -205,6 +213,10 @@ EXAMPLES = (
     (
         "$10/user/mo, ₹1,50,000, Rs 2.5 crore",
         "ten dollars per user per month, one hundred and fifty thousand rupees, two point five crore rupees.",
+    ),
+    (
+        "from $1.2 to $1.5 billion, the $12bn plan",
+        "from one point two to one point five billion dollars, the twelve billion dollar plan.",
     ),
     ("a $5 bill, $100 USD", "a five dollar bill, one hundred U S dollars."),
     ("A $1.2-billion deal, A$5", "A one point two billion dollar deal, five Australian dollars."),

@@ -39,8 +39,14 @@ FAR = rf"{_CRICKET.pattern}|\d[/–-]\d"
 _SENTENCE_END = re.compile(r"[.;]\s")
 _BEFORE_SCORE = re.compile(r"\b[A-Z][a-z.]+ $")
 _IN_FORMULA = re.compile(r"(?:[\w)\]]|[-+*/=×]\s?)\($")
+NEAR = "record"
+_OF_RECORD = re.compile(r"\b(?:[Ww]ent|record (?:of|is|was)) $")
+_AHEAD = re.compile(r" (?:up|down|ahead|behind|in front)\b")
+"""Games won and lost: went 7-10."""
+
 _COMPARED = re.compile(
-    r" (?:the|its|their|your|daily|weekly|a (?:day|week|month|year)|as|"
+    r"/(?:d|day|h|hr|hour|wk|week|month|yr|year|s|min)\b| (?:the|its|their|your|"
+    r"daily|weekly|a (?:day|week|month|year)|as|"
     r"more|less|better|worse|EBITDA?|earnings|revenues?|sales|(?!over|under|after|ever|her)[a-z]+er)\b"
 )
 _IN_NUMBER = re.compile(r"[\d$£€]$|\d[.,/:]$|\w-$")
@@ -62,7 +68,8 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     if found := _RANGE.match(text, at):
         is_padded = re.match(r"0\d", found["low"]) or (found["high"][0] == "0" and len(found["high"]) > 1)
         if not is_padded:
-            yield _joined(found, POSSIBLE, "and" if is_between(text, found) else "to")
+            is_record = _OF_RECORD.search(before(text, at)) and not _AHEAD.match(after(text, found.end()))
+            yield _joined(found, POSSIBLE, "and" if is_record or is_between(text, found) else "to")
     if found := _SPACED.match(text, at):
         is_rising = float(found["low"].replace(",", "")) < float(found["high"].replace(",", ""))
         is_range = (is_rising or "-" not in found["to"]) and not _IN_FORMULA.search(before(text, at))
@@ -127,5 +134,6 @@ EXAMPLES = (
     ("6 x 6 = 36, 5(1 - 3)", "six times six equals thirty six, five, one minus three."),
     ("two 2x4s", "two two by fours."),
     ("Real 2 - 1 City", "Real two to one City."),
+    ("They went 7-10; take it 3x/day.", "They went seven and ten, take it three times per day."),
     ("columns A–F", "columns ay to F."),
 )

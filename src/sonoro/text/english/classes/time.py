@@ -16,6 +16,13 @@ _CLOCK = re.compile(
     rf"(?P<hour>[01]?\d|2[0-4])(?::(?P<minute>[0-5]\d)(?::(?P<second>[0-5]\d)(?P<part>\.\d{{1,9}})?)?)(?!\d|:|\.\d)(?:\s?{_HALF}|(?P<h>\s?h(?:rs?)?\b))?{_ZONE}?(?P<z>Z\b|(?:(?<=T\d\d:\d\d)|(?<=T\d\d:\d\d:\d\d))[+-]\d\d:?\d\d\b)?"
 )
 _LAP = re.compile(r"(?P<minute>\d{1,2}):(?P<second>[0-5]\d)\.(?P<part>\d{1,3})(?![\w:]|\.\d)")
+_RACED = re.compile(
+    r"(?P<one>\d{1,2}):(?P<two>[0-5]\d)(?::(?P<three>[0-5]\d))?(?:\.(?P<part>\d{1,3}))?"
+    r"(?= (?:mile|marathon|half[ -]marathon|lap|split|pace|800|1500|5[Kk]|10[Kk])\b)"
+)
+"""How long a race is run, before its name: a 2:59:58 marathon, a sub-4:00 mile."""
+
+_COUNTDOWN = re.compile(r"T(?P<minus>[-−])(?=\d+\s?(?:s|sec|seconds|min|minutes|h|hours|days)\b)")
 _DOTTED = re.compile(rf"(?P<hour>1[0-2]|0?[1-9])\.(?P<minute>[0-5]\d)(?P<second>)\s?{_HALF}{_ZONE}?(?P<z>)")
 _HOUR = re.compile(rf"(?P<hour>1[0-2]|0?[1-9])(?P<minute>)(?P<second>)\s?{_HALF}{_ZONE}?(?P<z>)")
 _OFFSET = re.compile(r"(?P<zone>GMT|UTC)(?P<sign>[-+−])(?P<hour>\d{1,2})(?::?(?P<minute>\d\d))?(?!\w)")
@@ -65,6 +72,8 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     if text[at].isalpha():
         if (found := _AT.match(text, at)) and context[-1:].isdecimal():
             yield pieces(found, SURE, ("at", 0))
+        if (found := _COUNTDOWN.match(text, at)) and not context[-1:].isalnum():
+            yield pieces(found, SURE / 2, ("T", 0), ("minus", "minus"))
         if text[at] in "GUnm":
             yield from _named(text, at)
         return
@@ -73,6 +82,8 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     for form in (_CLOCK, _DOTTED, _HOUR):
         if found := form.match(text, at):
             yield _time(text, found)
+    if found := _RACED.match(text, at):
+        yield _raced(found)
     if found := _LAP.match(text, at):
         second = decimal(f"{int(found['second'])}.{found['part']}")
         minutes = count(found["minute"], "minute", "minutes")
@@ -106,6 +117,15 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
             if found[unit]
         ]
         yield pieces(found, SURE, *named)
+
+
+def _raced(found: re.Match[str]) -> Candidate:
+    one, two, three, part = found.groups()
+    if three in (None, "00") and two == "00" and not part:
+        name = "minute" if three is None else "hour"
+        return pieces(found, SURE / 2, (f"{cardinal(one)} {name}", "one"))
+    said = [cardinal(one), _minutes(two), *([_minutes(three)] if three else [])]
+    return pieces(found, SURE / 2, (" ".join(said) + (f" {decimal('.' + part)}" if part else ""), "one"))
 
 
 def _in_four_digits(text: str, at: int) -> Iterator[Candidate]:
@@ -221,5 +241,9 @@ EXAMPLES = (
     ("GMT-5; noon-1pm, 10am-noon", "G M T minus five, noon to one p m, ten ay m to noon."),
     ("1h45, at 20h30, 3w ago", "one hour forty five minutes, at twenty thirty, three weeks ago."),
     ("01:02:03.5", "one hour two minutes and three point five seconds."),
+    (
+        "a 2:59:58 marathon, a sub-4:00 mile, T-10 s",
+        "a two fifty nine fifty eight marathon, a sub four minute mile, T minus ten seconds.",
+    ),
     ("at 5 p.m. Monday", "at five p m Monday."),
 )
