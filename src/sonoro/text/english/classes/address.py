@@ -24,7 +24,7 @@ _COMPASS = pairs(
 )
 NEAR = "de|la|del"
 _STREET = re.compile(
-    rf"(?P<number>\d{{1,5}})(?P<letter>[A-Z]?)\s(?:(?P<side>[NSEW]|NE|NW|SE|SW)\.?\s)?(?P<name>(?:(?:[A-Z][\w'.]*|\d{{1,3}}(?:st|nd|rd|th)|de|la|del|of|the)\s){{1,4}}?)"
+    rf"(?:(?P<first>\d{{1,5}})(?P<joint>[-–/]))?(?P<number>\d{{1,5}})(?P<letter>[A-Z]?)\s(?:(?P<side>[NSEW]|NE|NW|SE|SW)\.?\s)?(?P<name>(?:(?:[A-Z][\w'.]*|\d{{1,3}}(?:st|nd|rd|th)|de|la|del|of|the)\s){{1,4}}?)"
     rf"(?P<kind>(?i:{_KINDS})|{_FULL})(?![A-Za-z])(?P<dot>\.)?"
 )
 _AFTER_NAME = re.compile(rf"(?P<kind>{_KINDS})(?![A-Za-z])(?P<dot>\.)?")
@@ -48,6 +48,10 @@ _SIDE = re.compile(r"(?P<side>[NSEW])\.?(?=\s\d{1,3}(?:st|nd|rd|th)\s(?:St|Ave|S
 _SIDE_NAME = re.compile(
     r"(?P<side>[NSEW])\.(?=\s[A-Z][a-z]+\s(?:St|Ave|Rd|Blvd|Dr|Ln|Street|Avenue|Road|Boulevard|Drive|Lane)\b)"
 )
+_SIDE_OF = re.compile(r"(?P<side>[NSEW]{1,2})\.?(?= of\b)")
+_AFTER_WAY = re.compile(r"\d ?(?:mi|miles?|km|kilomet(?:er|re)s?|blocks?|m|ft|feet|yds?)\.? $")
+"""Which way so many miles lead: 30 mi. W. of Dallas."""
+
 _PARTY = re.compile(r"(?P<party>[DRI])-(?P<state>[A-Z]{2})(?=\))")
 _STATES = pairs(
     "AL = Alabama | AK = Alaska | AZ = Arizona | AR = Arkansas | CA = California | CO = Colorado | CT = Connecticut | "
@@ -114,6 +118,8 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         yield pieces(found, SURE / 4, (road, "road"), (number, "number"), (side, "side"))
     if (found := _SIDE_BEHIND.match(text, at)) and _STREET_BEFORE.search(context):
         yield whole(found, SURE / 2, _COMPASS[found["side"]])
+    if (found := _SIDE_OF.match(text, at)) and found["side"] in _COMPASS and _AFTER_WAY.search(context):
+        yield whole(found, SURE / 4, _COMPASS[found["side"]].lower())
     if (found := _PRESS_STATE.match(text, at)) and _AFTER_CITY.search(context):
         is_end = not found["comma"] and before_capital(text, found.end())
         yield whole(found, SURE / 4, _PRESS[found["state"]], mark="." if is_end else found["comma"])
@@ -141,7 +147,12 @@ def _is_physician(text: str, found: re.Match[str]) -> bool:
 
 
 def _street(text: str, found: re.Match[str]) -> Candidate:
-    made = [Piece(grouped(found["number"]), *found.span("number"))]
+    made = []
+    if found["first"]:
+        is_rising = int(found["first"]) < int(found["number"])
+        said = "slash" if found["joint"] == "/" else "to" if is_rising else ""
+        made.append(Piece(f"{grouped(found['first'])} {said}".strip(), *found.span("first")))
+    made.append(Piece(grouped(found["number"]), *found.span("number")))
     if found["letter"]:
         made.append(Piece(found["letter"], *found.span("letter")))
     if found["side"]:
@@ -200,6 +211,10 @@ EXAMPLES = (
     (
         "How St. Piran came to Elm St. Good St. Ann. St. Ann is",
         "How Saint Piran came to Elm Street. Good Saint Ann. Saint Ann is.",
+    ),
+    (
+        "123-125 Main Rd, 12/3 Oak St, 5 mi. N of it",
+        "one twenty three to one twenty five Main Road, twelve slash three Oak Street, five miles north of it.",
     ),
     ("on N. Main St., NY; Lee (D-MA)", "on North Main Street, New York, Lee, D Massachusetts."),
     ("Doctor Smith lives on Elm Dr.", "Doctor Smith lives on Elm Drive."),

@@ -19,7 +19,8 @@ _REPORTER = (
 )
 _CITED = re.compile(
     rf"(?P<volume>\d{{1,4}}) {_REPORTER}"
-    r"(?: ?(?P<series>\d)(?P<th>d|th))?,?(?P<sign> §{1,2})? (?P<page>\d{1,5})(?![\d,]*\d)"
+    r"(?: ?(?P<series>\d)(?P<th>d|th))?,?(?P<sign> §{1,2})? (?P<page>\d{1,5})"
+    r"(?:(?P<to>[-–])(?P<last>\d{1,5}))?(?![\d,]*\d)"
 )
 _SERIES = {"2": "second", "3": "third"}
 _NAMES = pairs(
@@ -27,7 +28,7 @@ _NAMES = pairs(
     "F. Supp. = Federal Supplement | F. App'x = Federal Appendix | F. = F | Cal. App. = California Appellate | "
     "Cal. = California | So. = Southern | A. = ay | P. = P"
 )
-_COURT = re.compile(r"(?P<number>\d{1,2})(?:st|nd|rd|th) (?P<name>Cir)\.")
+_COURT = re.compile(r"(?P<number>\d{1,2})(?:st|nd|rd|th|d) (?P<name>Cir)\.")
 _WORDS = pairs(
     "Fed. = Federal | Civ. = Civil | Crim. = Criminal | App. = Appellate | Bankr. = Bankruptcy | R. = Rule | "
     "P. = Procedure | Evid. = Evidence | Const. = Constitution"
@@ -36,6 +37,12 @@ _RULES = re.compile(
     r"(?:(?P<land>Fed|[A-Z][a-z]{1,5})\.\s)?(?P<rule>R\.)\s"
     r"(?:(?P<kind>Civ|Crim|App|Bankr)\.\s(?P<of>P)\.|(?P<evidence>Evid)\.)(?=\s?\d|\s[a-z(]|[,;)]|$)"
 )
+_NUMBER = re.compile(
+    r"(?P<title>\d{1,4})(?P<point>\.)(?P<part>\d{1,4})(?P<letter>[a-z](?!\w))?(?:-(?P<rule>\d{1,2}))?(?![\w]|\.\d)"
+)
+_AFTER_SIGN = re.compile(r"§ ?$")
+"""Of a code's section: § 1798.100, § 240.10b-5."""
+
 _PROCEDURE = re.compile(r"(?P<kind>Civ|Crim|App|Bankr)\.\s(?P<of>P)\.(?=\s?\d)")
 _CONSTITUTION = re.compile(r"(?P<land>U\.\s?S\.)\s(?P<word>Const)\.")
 WORDS = frozenset(["Fed", "Civ", "Crim", "App", "Bankr"])
@@ -47,6 +54,10 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         return
     if found := _CITED.match(text, at):
         yield _cited(found)
+    if (found := _NUMBER.match(text, at)) and _AFTER_SIGN.search(before(text, at, 2)):
+        parts = ((_number(found["title"]), "title"), ("point", "point"), (grouped(found["part"]), "part"))
+        last = (spell(found["letter"] or ""), "letter"), (cardinal(found["rule"]) if found["rule"] else "", "rule")
+        yield pieces(found, SURE / 2, *parts, *last)
     if found := _COURT.match(text, at):
         yield pieces(found, SURE / 2, (ordinal(found["number"]), "number"), ("Circuit", "name"))
     if found := _RULES.match(text, at):
@@ -76,8 +87,10 @@ def _cited(found: re.Match[str]) -> Candidate:
         series = _SERIES.get(found["series"]) or ordinal(found["series"])
         made.append(Piece(series, found.start("series"), found.end("th")))
     if found["sign"]:
-        made.append(Piece("section", *found.span("sign")))
+        made.append(Piece("sections" if "§§" in found["sign"] else "section", *found.span("sign")))
     made.append(Piece(_number(found["page"]), *found.span("page")))
+    if found["last"]:
+        made += Piece("to", *found.span("to")), Piece(_number(found["last"]), *found.span("last"))
     return Candidate(found.end(), SURE / 4, tuple(made))
 
 
@@ -89,6 +102,10 @@ EXAMPLES = (
     (
         "Brown v. Board, 347 U.S. 483 (1954)",
         "Brown versus Board, three forty seven U S four eighty three, nineteen fifty four.",
+    ),
+    (
+        "28 U.S.C. §§ 1331-1332, § 240.10b-5",
+        "twenty eight U S C sections thirteen thirty one to thirteen thirty two, section two forty point ten b five.",
     ),
     ("42 U.S.C. § 1983", "forty two U S C section nineteen eighty three."),
     ("123 F.3d 456, 9th Cir. 1999", "one twenty three F third four fifty six, ninth Circuit nineteen ninety nine."),

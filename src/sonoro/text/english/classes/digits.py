@@ -11,7 +11,9 @@ from .common import pieces, whole
 
 STARTS = ("digit",)
 
-_GROUPS = re.compile(r"(?:\d{1,12}(?:-\d{1,12}){1,5}|\d{3}(?: \d{3}){1,3}|\d{4}(?: \d{4}){1,4})(?![\w-]|[.,]\d)")
+_GROUPS = re.compile(
+    r"(?:\d{1,12}(?:-\d{1,12}){1,5}|\d{3}(?: \d{3}){1,3}|\d{4}(?: \d{4}){1,5}(?: \d{2})?)(?![\w-]|[.,]\d)"
+)
 _ANY_RUN = re.compile(r"\d+", re.ASCII)
 _RUN = re.compile(r"\d++(?![.,]?\d)")
 _CALLS = r"call(?:s|ed|ing)?|dial(?:ed)?|ring|phone|text"
@@ -19,8 +21,8 @@ _CODES = r"codes?|pin|otp|zip|password|passcode|cvv|cvc|acct|ref|pnr|ext(?:ensio
 _NUMBERED = r"serial|account|reference|confirmation|order|tracking"
 NEAR = rf"{_CALLS}|{_CODES}|{_NUMBERED}|number|end(?:ing|s)|is|was"
 _SPELLED = re.compile(
-    rf"""(?ix) \b (?: end(?:ing|s)(?:[ ](?:in|with))? | dial(?:ed)? | {_CODES}
-    | (?:text|reply)[ ](?-i:[A-Z\d]{{2,12}})[ ]to | (?:{_NUMBERED})(?:[ ]number)? )
+    rf"""(?ix) \b (?: end(?:ing|s)(?:[ ](?:in|with))?(?:[ ][-*]{{1,4}})? | dial(?:ed)? | {_CODES}
+    | (?:text|reply)[ ](?-i:[A-Z\d]{{2,12}})[ ]to | (?:{_NUMBERED})(?:[ ](?:number|no))? )
     \.? [:#\ ]* (?:is[ ]|was[ ])? \#? $"""
 )
 _COUNTED = re.compile(r" (?:lines|words|characters|bytes|pages|people|times)\b")
@@ -46,6 +48,10 @@ _SPECIAL = re.compile(
 )
 _SCREEN = re.compile(r"(?P<lines>240|360|480|576|720|1080|1440|2160)(?P<scan>[pi])(?P<rate>\d\d)?(?!\w)")
 _ERROR = re.compile(r"[45]\d\d(?= (?:error|not found|page)s?\b)", re.IGNORECASE)
+_STATUS = re.compile(r"[45]0\d(?= (?:or|and|after|before|then|but|if|when|on|for|with|from|to|instead)\b|[.,;:)!?]|$)")
+_ANSWERED = re.compile(r"(?i)\b(?:returns?|returned|throws?|gives?|gave|got|gets?|https?(?:/[\d.]+)?|response|a) $")
+"""What a server answers: it returns 404."""
+
 _SAID = pairs(
     "24/7/365 = twenty four seven three sixty five | 24/7 = twenty four seven | "
     "9/11 = nine eleven | 50/50 = fifty fifty | 50-50 = fifty fifty | "
@@ -64,6 +70,8 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         rate = cardinal(found["rate"]) if found["rate"] else ""
         yield pieces(found, SURE, (grouped(found["lines"]), "lines"), (found["scan"], "scan"), (rate, "rate"))
     if found := _ERROR.match(text, at):
+        yield whole(found, LIKELY, grouped(found[0]))
+    if (found := _STATUS.match(text, at)) and _ANSWERED.search(before(text, at)):
         yield whole(found, LIKELY, grouped(found[0]))
     found = _EMERGENCY.match(text, at)
     if found and (_CALL.search(before(text, at)) or _CALLED.match(after(text, found.end()))):
@@ -102,6 +110,7 @@ EXAMPLES = (
     ("a Boeing 747", "a Boeing seven forty seven."),
     ("text STOP to 40404; Office 365", "text STOP to four zero four zero four, Office three sixty five."),
     ("Text 50500 on Hwy 101", "Text five zero five zero zero on Highway one oh one."),
+    ("an account ending -4821; it returns 404.", "an account ending four eight two one, it returns four oh four."),
     ("order #112-76543", "order number one one two seven six five four three."),
     ("The code is 4071.", "The code is four zero seven one."),
     ("The code is 482 913", "The code is four eight two nine one three."),

@@ -20,6 +20,11 @@ _CLAUSE = re.compile(r"(?P<letter>[A-Z])\.(?P<number>\d{1,2}(?:\.\d{1,2}){0,3})(
 """A clause of a contract, a figure of an appendix: D.3."""
 
 _EPISODE = re.compile(r"[Ss]0?(?P<s>\d{1,2})[Ee]0?(?P<e>\d{1,2})(?!\w)")
+_PAPER = re.compile(r"(?P<name>arXiv):(?P<month>\d{4})(?P<dot>\.)(?P<number>\d{4,5})(?:v(?P<version>\d{1,2}))?(?!\w)")
+_DOCKET = re.compile(r"(?P<one>\d{1,3})-(?P<two>\d{3,5})(?![\w-]|[.,]\d)")
+_OF_DOCKET = re.compile(r"\b(?:[Nn]o\.|[Nn]umber|[Rr]oom|Rm\.|[Cc]ase|[Uu]nit|[Ss]uite|Ste\.) $")
+"""A number in two parts: No. 21-1234, Room 3-214."""
+
 _HARDWARE = re.compile(r"(?:[\dA-Fa-f]{2}:){5}[\dA-Fa-f]{2}(?![\w:])")
 _CODE = re.compile(r"(?!\d/\d\d?-\d/)\d{1,6}(?:[-/]\d{1,6}){2,8}(?![\w])")
 _PARTS = re.compile(r"[A-Za-z]+|\d+|[-/]")
@@ -57,6 +62,12 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     if found := _CLAUSE.match(text, at):
         number = " point ".join(cardinal(part) for part in found["number"].split("."))
         yield pieces(found, SURE, (spell(found["letter"]), "letter"), (f"point {number}", "number"))
+    if found := _PAPER.match(text, at):
+        version = f"version {cardinal(found['version'])}" if found["version"] else ""
+        paper = (digits(found["month"]), "month"), ("dot", "dot"), (digits(found["number"]), "number")
+        yield pieces(found, SURE / 2, ("archive", "name"), *paper, (version, "version"))
+    if (found := _DOCKET.match(text, at)) and _OF_DOCKET.search(context):
+        yield pieces(found, SURE, (grouped(found["one"]), "one"), (grouped(found["two"]), "two"))
     if found := _EPISODE.match(text, at):
         yield pieces(found, SURE / 2, (f"season {cardinal(found['s'])}", "s"), (f"episode {cardinal(found['e'])}", "e"))
     if found := _MODEL.match(text, at):
@@ -76,7 +87,7 @@ def _is_unit_like(name: str) -> bool:
     return (
         _PREFIX.match(name) is not None
         or re.search(
-            r"^\d+[sk]$|^\d+x\d+-|^\d+(?:st|nd|rd|th)-|\d(?:st|nd|rd|th|ST|ND|RD|TH|am|pm|AM|PM)$|-\d+s$|-old$"
+            r"^\d+[sk]$|^\d+x\d+-|^\d+(?:st|nd|rd|th)-|\d(?:st|nd|rd|th|ST|ND|RD|TH|am|pm|AM|PM)$|-\d+s$|-old$|-y/o$"
             r"|^\d{1,2}[ap]m-",
             name,
         )
@@ -120,5 +131,9 @@ EXAMPLES = (
     ("an i9-12900K, Sections D.3 to D.6", "an i nine twelve nine hundred K, Sections D point three to D point six."),
     ("tracking no. 1Z999AA101", "tracking number one Z nine nine nine ay ay one zero one."),
     ("tracking CVE-2021-3013", "tracking C V E twenty twenty one thirty thirteen."),
+    (
+        "arXiv:2101.00001v2, No. 21-1234",
+        "archive two one zero one dot zero zero zero zero one version two, Number twenty one twelve thirty four.",
+    ),
     ("your otp is ab9453", "your otp is ay b nine four five three."),
 )

@@ -27,8 +27,8 @@ _FIRST_NAMES = (
 )
 _NUMBERED = (
     "Act|Annex|Apollo|Appendix|Article|Book|Canto|Chapter|Class|Division|Episode|Figure|Grade|Group|Level|Mark|Module|Part|Phase|Round|"
-    "Scene|Schedule|Season|Section|Stage|Super Bowl|Table|Tier|Title|Type|Unit|Vatican|Volume|"
-    r"Vol\.?|Ch\.?|Sec\.?|Art\.?|Fig\.?|Pt\.?|Zone|World War|Page|Chap\.?"
+    "Scene|Schedule|Season|Section|Stage|Super Bowl|WrestleMania|Table|Tier|Title|Type|Unit|Vatican|Volume|"
+    r"Vol\.?|Ch\.?|Sec\.?|Art\.?|Fig\.?|Pt\.?|Mk\.?|Zone|World War|Page|Chap\.?"
 )
 _NUMERAL = r"(?=[IVXLC])(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})"
 _TOKEN = re.compile(
@@ -39,6 +39,7 @@ _RULER = re.compile(rf"\b(?:(?:{_TITLES}) [A-Z][a-z]+|{_RULERS})\s$")
 _NAMED = re.compile(rf"\b(?:{_RULERS}|{_FIRST_NAMES})(?: [A-Z]\.?)?(?: [A-Z][a-z]+)?,?\s$")
 FAR = rf"\b(?:{_NUMBERED})s? {_NUMERAL}\b"
 _COUNTED = re.compile(rf"\b(?:(?i:{_NUMBERED})s?)\s(?:{_NUMERAL}(?:, (?:and |or )?| and | or | to | & |--?|–))*$")
+_TITLED = re.compile(r"\b(?:Mrs?|Ms|Dr|Prof|Sen|Gov|Rep|Capt|Sir|Judge|Justice)\.? (?:[A-Z][\w'.-]+ ){1,3}$")
 _ANY_NAME = re.compile(r"\b[A-Z][a-z]+\s$")
 _CLEAR = re.compile(r"III?|VIII?|IX|XI{1,3}|XI?V|XVI{1,3}|XIX|XXI{1,3}|XXI?V|XXVI{1,3}|XXIX|IV|VI")
 _I_ENDS = re.compile(
@@ -75,7 +76,7 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     if is_ordinal or re.match(r"(?:\s|-)centur", after(text, found.end())) or found["th"]:
         yield whole(found, SURE / 2, ordinal(value))
     elif (numeral.isupper() and _RULER.search(context)) or (
-        numeral in ("I", "II", "III", "IV") and _NAMED.search(context)
+        numeral in ("I", "II", "III", "IV") and (_NAMED.search(context) or _TITLED.search(context))
     ):
         # Older books write a dot behind the number, which ends no sentence.
         end = found.end() + (re.match(r"\.\s+[a-z]", after(text, found.end(), 4)) is not None)

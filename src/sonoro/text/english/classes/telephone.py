@@ -19,7 +19,9 @@ _FORMS = (
     re.compile(r"\d{1,5}-\d{2,7}-\d{2,6}-[\dX](?![\w-])"),
     re.compile(r"97[89]-\d{1,5}-\d{2,7}-\d{1,6}-[\dX](?![\d])"),
     re.compile(r"\d{3}-\d{2}-\d{4}(?![\d-])|\d{4}([ -])\d{4}\1\d{4}\1\d{4}(?![\d])"),
-    re.compile(r"\(0\d{2,4}\)[ -]?\d{3,4}[ -]?\d{3,4}(?![\d-])"),
+    re.compile(r"\(0\d{1,4}\)[ -]?\d{3,4}[ -]?\d{3,4}(?![\d-])"),
+    re.compile(r"1[38]00 \d{3} \d{3}(?![\d-]|[.,]\d)"),
+    re.compile(r"0\d[ -]\d{4}[ -]\d{4}(?![\d-])|0\d( |\.)\d\d\1\d\d\1\d\d\1\d\d(?![\d-])"),
     re.compile(r"0\d{2,4}[ -]\d{3,4}[ -]?\d{3,4}(?![\d-])"),
 )
 _LETTERS = re.compile(
@@ -98,6 +100,11 @@ EXAMPLES = (
     ("(123) 123-5678", "one two three, one two three, five six seven eight."),
     ("1-800-GO-2-HAUL", "one, eight hundred, Go, two, HAUL."),
     ("192.168.0.1:8080", "one nine two dot one six eight dot zero dot one port eight zero eight zero."),
+    (
+        "1300 655 506, 03-1234-5678, 01 42 68 53 00",
+        "one three zero zero, six five five, five zero six, "
+        "zero three, one two three four, five six seven eight, zero one, four two, six eight, five three, zero zero.",
+    ),
     ("(020) 7946 0000", "zero two zero, seven nine four six, zero zero zero zero."),
     ("ssn 111-11-1111", "ssn one one one, one one, one one one one."),
 )
