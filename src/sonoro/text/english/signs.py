@@ -15,7 +15,7 @@ _NAMED = pairs(
     "&& = and | || = or | ∑ = the sum of | ∏ = the product of | ∫ = the integral of | ∂ = partial | ∇ = del | "
     "∈ = in | ∉ = not in | ∀ = for all | ∃ = there is | ∩ = intersected with | ∪ = united with | ⊂ = is a subset of | "
     "⊆ = is a subset of | ∧ = and | ∨ = or | ¬ = not | ∝ = is proportional to | ≡ = is equivalent to | ∼ = about | "
-    "− = minus | Å = angstroms | "
+    "− = minus | Å = angstroms | §§ = sections | ¶ = paragraph | ¶¶ = paragraphs | ∛ = the cube root of | "
     "∠ = angle | ⊥ = is perpendicular to | ∥ = is parallel to | ∴ = therefore | ∅ = the empty set | "
     "﹣ = dash | ․ = dot | ＊ = star | ↔ = to and from | ↑ = up | ↓ = down | "
     "!= = is not equal to | == = equals"

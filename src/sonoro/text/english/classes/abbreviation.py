@@ -44,7 +44,10 @@ _DOTTED = pairs(
     "Ave = Avenue | Blvd = Boulevard | Rd = Road | Ln = Lane | Hwy = Highway | Pkwy = Parkway | Sq = Square | "
     "Expy = Expressway | acct = account | Weds = Wednesday | qty = quantity | agg = aggregate | p.a = per annum | "
     "asst = assistant | mgr = manager | attn = attention | yr = year | wk = week | hr = hour | rm = room | "
-    "Ret = retired | doz = dozen | pkg = package | pkgs = packages | ea = each | Lieut = Lieutenant | Regt = Regiment"
+    "Ret = retired | doz = dozen | pkg = package | pkgs = packages | ea = each | "
+    "Lieut = Lieutenant | Regt = Regiment | "
+    "appt = appointment | appts = appointments | choc = chocolate | shs = shares | rds = rounds | Drs = Doctors | "
+    "Profs = Professors | occ = occasionally"
 )
 _DOTTED = {word.capitalize(): said.capitalize() for word, said in _DOTTED.items() if word.islower()} | _DOTTED
 """Expanded if a dot follows, which ends a sentence only before a usual first word."""
@@ -54,10 +57,11 @@ _BEFORE_NUMBER = pairs(
     "fig = figure | figs = figures | vol = volume | vols = volumes | ch = chapter | chap = chapter | "
     "eq = equation | ext = extension | nos = numbers | ep = episode | p = page | pp = pages | ver = version | "
     "art = article | sec = section | para = paragraph | no = number | tbl = table | app = appendix | "
-    "cl = clause | amend = amendment | op = opus | pg = page | pgs = pages | ln = line | blk = block | "
+    "mk = mark | fl = floor | cl = clause | amend = amendment | op = opus | pg = page | pgs = pages | "
+    "ln = line | blk = block | "
     "pop = population | elev = elevation"
 )
-_NEEDS_DOT = frozenset(["cl", "amend", "op", "p", "pp", "art", "sec", "para", "no", "app", "ln", "pop"])
+_NEEDS_DOT = frozenset(["fl", "cl", "amend", "op", "p", "pp", "art", "sec", "para", "no", "app", "ln", "pop"])
 _WORDS = pairs(
     "w/o = without | et al. = et al | et seq. = et seq | etc = et cetera | A/C = ay C | "
     "E.g. = For example | I.e. = That is | N.B. = Note | N.b. = Note | "
@@ -77,12 +81,14 @@ _WORDS = pairs(
     "M.2 = M dot two | NVMe = N V M e | Mbps = megabits per second | Gbps = gigabits per second | "
     "mmHg = millimeters of mercury | rebs = rebounds | asts = assists | m/m = month on month | rn = right now | "
     "ur = your | rly = really | M/W/F = Monday Wednesday and Friday | bus. days = business days | "
-    "wks = weeks | NE = northeast | NW = northwest | SE = southeast | SW = southwest | M-F = Monday to Friday | "
-    "acct = account | fan/gas = fan or gas"
+    "y.o. = years old | Sec'y = Secretary | o/n = overnight | Pub. L. = Public Law | wks = weeks | NE = northeast | "
+    "NW = northwest | SE = southeast | SW = southwest | M-F = Monday to Friday | acct = account | "
+    "fan/gas = fan or gas | pH = p H | pKa = p K ay"
 )
 _CHAT = pairs(
     "thx = thanks | pls = please | plz = please | ppl = people | nvm = never mind | gr8 = great | l8r = later | "
-    "tmrw = tomorrow | 2nite = tonight | 2day = today | mtg = meeting | mtgs = meetings | "
+    "tmrw = tomorrow | 2nite = tonight | 2day = today | 2moro = tomorrow | tho = though | m8 = mate | "
+    "mtg = meeting | mtgs = meetings | "
     "msg = message | msgs = messages | w/e = whatever | tl;dr = T L D R"
 )
 _WORDS |= {word.capitalize(): said.capitalize() for word, said in _CHAT.items()} | _CHAT
@@ -91,7 +97,7 @@ _WORDS |= pairs(
     "Ste. Marie = Saint Marie | Ste. Anne = Saint Anne | AM/FM = ay M F M | JPEG = J peg | JPEGs = J pegs | "
     "MPEG = M peg | MPEGs = M pegs | LSAT = L sat | MCAT = M cat"
 )
-NEAR = "et"
+NEAR = "et|ur"
 _EITHER = listed(
     "yes/no left/right before/after parent/guardian true/false his/hers male/female pass/fail husband/wife "
     "day/night hot/cold buy/sell buyer/seller mother/father brother/sister men/women boys/girls"
@@ -115,6 +121,7 @@ _AFTER_DAY = re.compile(
 _LABEL_NUMBER = re.compile(r"(?P<word>[Nn]o)\.(?!\s?\d)")
 _LETTERED = re.compile(r"(?P<word>(?i:apt|ste|rm|fig|tbl)|App)\.(?= [A-Z](?![\w']))")
 _LABELLED = re.compile(rf"(?i)\b(?:{NUMBERED}) $")
+_OF_ACT = re.compile(r"\b(?:[Uu]nder|[Ii]n|of|by|to|[Ss]ee|and|with) $")
 _BEHIND = (
     (_BEHIND_NTH, re.compile(r"\d(?:st|nd|rd|th|[23]d) $"), _OF_NTH),
     (re.compile(r"(?P<word>pp)\.(?!\s?\w)"), re.compile(r"\d $"), {"pp": "pages"}),
@@ -126,7 +133,25 @@ _BEHIND = (
         re.compile(r"[A-Z][\w.'-]* $"),
         dict.fromkeys(("def", "d"), "defeated"),
     ),
-    (re.compile(r"(?P<word>y/o)(?= [a-z])"), re.compile(r"\b(?:an?|the|my|his|her|our) \d+ ?$"), {"y/o": "year old"}),
+    (
+        re.compile(r"(?P<word>y/o)(?= [a-z])"),
+        re.compile(r"\b(?:an?|the|my|his|her|our) \d+[ -]?$"),
+        {"y/o": "year old"},
+    ),
+    (re.compile(r"(?P<word>min)\."), re.compile(r"\d(?:st|nd|rd|th) $"), {"min": "minute"}),
+    (
+        re.compile(r"(?P<word>co)\.(?= [a-z])"),
+        re.compile(r"$"),
+        {"co": "company"},
+    ),
+    (re.compile(r"(?P<word>ss?)\.(?=\s?\d)"), _OF_ACT, {"s": "section", "ss": "sections"}),
+    (re.compile(r"(?P<word>n)\.(?=\d)"), re.compile(r"\d $"), {"n": "note"}),
+    (re.compile(r"(?P<word>K)\.(?=\s?\d{1,3}(?!\w))"), re.compile(r"(?:^|'s |[a-z], |\()$"), {"k": "K"}),
+    (
+        re.compile(r"(?P<word>[Uu]r)(?= (?:an?|the|so|not|right|late|too|very|welcome|[a-z]{2,}ing)\b)"),
+        re.compile(r"$"),
+        {"ur": "you're"},
+    ),
     (
         re.compile(r"(?P<word>Del|Ins)(?![\w'])"),
         re.compile(r"\w ?[+-] ?$|(?:[Pp]ress|[Hh]it) $"),
@@ -144,7 +169,9 @@ _BEHIND = (
 _FEATURING = re.compile(r"(?P<word>ft|feat)\.(?=\s[A-Z])")
 _NAMED = re.compile(r"(?:^|[A-Za-z\"')(]\s?)$")
 _PLURAL = re.compile(r"(?P<word>[A-Za-z]{2,30})\((?P<s>e?s)\)(?!\w)")
-_WITH_DOT = re.compile(rf"(?P<word>{'|'.join(map(re.escape, sorted(_DOTTED, key=len, reverse=True)))})\.(?P<comma>,?)")
+_WITH_DOT = re.compile(
+    rf"(?P<word>{'|'.join(map(re.escape, sorted(_DOTTED, key=len, reverse=True)))})\.(?P<owner>'s(?!\w))?(?P<comma>,?)"
+)
 _NUMBERED = re.compile(
     rf"(?P<word>(?i:{'|'.join(sorted(_BEFORE_NUMBER, key=len, reverse=True))}))(?P<dot>\.?)\s?"
     r"(?=[#(]?\d|(?-i:[VXL][IVXL]*|I[IVX]+|I(?=[.,;:)]|$))(?!\w))"
@@ -154,12 +181,12 @@ _F_STOP = re.compile(r"[fF]/(?=\d)")
 _AGAINST = re.compile(r"vs?\.?(?= [A-Z])")
 _HASH = re.compile(r"(?:#|№\s?)(?=\d)")
 WORDS = (
-    listed("Sun Ins ed inst ult lg med def")
+    listed("Sun Ins ed inst ult lg med def min co ur Ur ss")
     | {*_TITLES, *_DOTTED, *_BEFORE_NUMBER}
     | {word.split()[0].rstrip(".") for word in _WORDS}
 )
 _IN_WORD = re.compile(r"[\w']$")
-_AFTER_NAME = re.compile(r"[A-Z][\w.]* $")
+_AFTER_NAME = re.compile(r"[A-Z][\w.]*\)? $")
 _IN_ADDRESS = re.compile(r"[/.]$")
 
 
@@ -201,7 +228,8 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         is_end = not found["comma"] and (
             before_capital(text, found.end()) if word == "etc" else ends_sentence(text, found.end())
         )
-        yield _said(found, word, _DOTTED[word], "." if is_end else found["comma"])
+        owner = found["owner"] or ""
+        yield _said(found, word, _DOTTED[word] + owner, "." if is_end and not owner else found["comma"])
     if (found := _NUMBERED.match(text, at)) and (found["dot"] or found["word"].lower() not in _NEEDS_DOT):
         said = _BEFORE_NUMBER[found["word"].lower()]
         yield _said(found, found["word"], said.capitalize() if found["word"][0].isupper() else said, "")

@@ -4,9 +4,10 @@ import re
 from collections.abc import Iterator
 
 from sonoro.text.english.line import LIKELY, SURE, Candidate, Piece, before
+from sonoro.text.english.numbers import cardinal
 from sonoro.text.english.tables import pairs
 
-from .common import NUMBER
+from .common import NUMBER, pieces
 from .math import LETTERS, NAMES, letter_of, read_formula
 
 STARTS = ("letter", "sign")
@@ -18,6 +19,8 @@ _BOUNDS = re.compile(
     r"(?P<sign>[∑∏∫])(?:_(?:\((?P<low>[^()]{1,24})\)|(?P<under>\w)))?(?:\^(?:\((?P<high>[^()]{1,16})\)|(?P<over>\w+|∞)))?"
 )
 _LIMIT = re.compile(r"lim ?_\((?P<what>[^()→]{1,8})→(?P<to>[^()]{1,8})\)")
+_INTEGRAL = re.compile(r"∫(?P<low>[₀-₉]{1,2})(?P<high>[⁰¹²³⁴-⁹∞]{1,2})")
+_PLACES = str.maketrans("₀₁₂₃₄₅₆₇₈₉⁰¹²³⁴⁵⁶⁷⁸⁹", "01234567890123456789")
 _SUMS = pairs("∑ = the sum | ∏ = the product | ∫ = the integral")
 _ABSOLUTE = re.compile(
     rf"\|(?=-?(?:{NUMBER}|[A-Za-z](?![A-Za-z])|[{LETTERS}])"
@@ -39,6 +42,10 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         yield Candidate(found.end(), LIKELY, tuple(piece for piece in made if piece.said))
     if found := _BOUNDS.match(text, at):
         yield from _bounded(found)
+    if found := _INTEGRAL.match(text, at):
+        low = cardinal(found["low"].translate(_PLACES))
+        high = "infinity" if found["high"] == "∞" else cardinal(found["high"].translate(_PLACES))
+        yield pieces(found, SURE / 2, ("the integral from", 0), (low, "low"), (f"to {high} of", "high"))
     if found := _LIMIT.match(text, at):
         yield _limit(found)
     if _ABSOLUTE.match(text, at) and not re.search(r"[\w)]$", context):
@@ -88,6 +95,7 @@ EXAMPLES = (
     ("O(log(n)), P(A and B)", "O of log of n, P of A and B."),
     ("∑_(i=1)^n x_i, |x| < 5", "the sum from i equals one to n of x i, the absolute value of x, is less than five."),
     ("in: |2016| out", "in, twenty sixteen, out."),
+    ("∫₀¹ x, log₂ 8, x·y", "the integral from zero to one of x, log base two of eight, x times y."),
     ("|-4| = 4, E = hf", "the absolute value of minus four, equals four, E equals h f."),
     ("lim_(x→0) f(x)", "the limit as x goes to zero of f of x."),
 )

@@ -18,7 +18,7 @@ _DICTATED = re.compile(r"(?:[A-Z]-){2,}[A-Z](?![\w'-])|(?:[a-z]-){2,}[a-z](?![\w
 _SHARP = re.compile(r"[A-G]#(?![\w])")
 _GRADE = re.compile(
     r"(?P<grade>A{1,3}|B{1,3}|C{1,3}|D|E|F)"
-    r"(?P<sign>[-−–](?=\s(?:grade|average|student|range|rating|in|on)\b|[,.;)]|$)|\+(?![\w+]))(?P<s>'s)?"
+    r"(?P<sign>[-−–](?=\s(?:grade|average|student|range|rating|in|on|credit|rated|bonds?|debt)\b|[,.;)]|$)|\+(?![\w+]))(?P<s>'s)?"
 )
 _LABEL = re.compile(
     r"A(?=,|'s\b)|(?<!\()A(?= (?:and|or|to|vs\.?|versus) [B-HJ-Z]\b)|(?<=\b[Aa]n )A(?![\w&+#.-])|"
@@ -45,7 +45,7 @@ _BEHIND_LABEL = re.compile(rf"\b(?:{LABELS}|(?:(?i:apt|ste|rm|fig|bldg)|App)\.) 
 _SMALL = listed(
     "omg brb ttyl idk imo imho iirc afaik tbh btw fyi wtf smh ikr lmk lmao afk irl diy asap rsvp faq url pdf html css "
     "xml usb vpn gps cpu gpu tv dvd dna rna hiv sms http https ftp api sdk ceo cfo ngo suv atm "
-    "ngl gtg wdym hmu omw fwiw nbd tysm lmfao"
+    "idc wfh ngl gtg wdym hmu omw fwiw nbd tysm lmfao"
 )
 """Letters that are spelled though they are small, as in a chat."""
 
@@ -58,6 +58,9 @@ _ONSET = re.compile(
     r"Y[PTV]|Z[HLW]|[AEIOU]|.[AEIOUY]"
 )
 """How a word that can be said begins."""
+
+_CODA = re.compile(r"[BCDFGKPTV][LRN]|HR|[TPKCGD][BDG]|[BDGKPTV]F|[DGKPTV]C|KSC")
+"""How no word ends: AAPL, ECHR, USDC."""
 
 _NO_CLAUSE = re.compile(r"[^\w' ]")
 _TEST = re.compile(r" (?:scores?|prep|tests?|exams?)\b")
@@ -112,6 +115,8 @@ def spell(letters: str) -> str:
 def is_spelled(letters: str) -> bool:
     """Whether capitals are spelled rather than said as a word: FBI and HTTP, not NASA."""
     if letters in _SPELLED or not set(letters) & set("AEIOUY") or not _ONSET.match(letters):
+        return True
+    if len(letters) > 3 and _CODA.match(letters[-3:], 0 if letters.endswith("KSC") else 1):
         return True
     return len(letters) <= 3 and letters not in _SAID
 
@@ -174,5 +179,6 @@ EXAMPLES = (
     ("The WHO said", "The W H O said."),
     ("CEO, CFO, two PhDs", "C E O, C F O, two P H D's."),
     ("a B- in COVID-19's", "a B minus in COVID nineteen's."),
+    ("AAPL, ECHR, idc, BBB- credit", "ay ay P L, E C H R, I D C, B B B minus credit."),
     ("C. S. Lewis", "C S Lewis."),
 )

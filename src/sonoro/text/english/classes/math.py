@@ -8,7 +8,7 @@ from sonoro.text.english.line import LIKELY, SURE, Candidate, Piece, before
 from sonoro.text.english.numbers import cardinal, decimal
 from sonoro.text.english.tables import pairs
 
-from .common import NUMBER, whole
+from .common import NUMBER, pieces, whole
 from .fraction import simple
 from .initialism import spell
 
@@ -48,6 +48,7 @@ _STEP = re.compile(
 
 _FACTORIAL = re.compile(r"(?P<of>[nkr])!(?!\w)")
 _ROOT = re.compile(rf"√\s?(?P<of>{NUMBER}|[A-Za-z](?![A-Za-z]))")
+_LOG = re.compile(r"log(?P<base>₁₀|[₂-₉])\s?(?=[\dA-Za-z])")
 _PLAIN = re.compile(rf"-?{NUMBER}\s?(?:[+*×÷−]|\s/\s)\s?{NUMBER}(?:\s?[-+*/×÷−]\s?{NUMBER}){{0,20}}(?![\w])")
 _SAID = pairs(
     "+ = plus | - = minus | − = minus | – = minus | * = times | × = times | · = times | / = over | ÷ = divided by | "
@@ -78,6 +79,8 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         yield Candidate(found.end(), LIKELY, tuple(read_formula(found[0], at)))
     if found := _FACTORIAL.match(text, at):
         yield whole(found, LIKELY, f"{found['of']} factorial")
+    if found := _LOG.match(text, at):
+        yield pieces(found, SURE / 2, ("log", 0), (f"base {cardinal(found['base'].translate(_DIGITS))} of", "base"))
     if found := _ROOT.match(text, at):
         yield whole(found, LIKELY, f"the square root of {_base(found['of'])}")
 
@@ -95,9 +98,9 @@ def _is_formula(text: str, found: re.Match[str]) -> bool:
         or re.fullmatch(r"[\d.,]*[A-Za-z]?(?:-[A-Za-z\d]+)*", written)
     ):
         return False
-    return re.search(r"[\w)]\s[-+*/]\s[\w(]|\d[a-z]\s?[-+*/]|[a-z]\s?[+*]\s?\w", written) is not None and not re.search(
-        r"\b[aAI]\b", written
-    )
+    return re.search(
+        r"[\w)]\s[-+*/]\s[\w(]|\d[a-z]\s?[-+*/]|[a-z]\s?[+*·]\s?\w", written
+    ) is not None and not re.search(r"\b[aAI]\b", written)
 
 
 def read_formula(written: str, at: int, *, over: str = "over") -> Iterator[Piece]:
