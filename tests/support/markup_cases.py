@@ -105,3 +105,33 @@ TAGS = [
     ("tags", '<sub alias="sequel">SQL</sub> <voice name="hugh">is</voice> old', "sequel. hugh: is. old."),
     ("tags", "<<ˈ|b|ɑ>> Hi", "hi. w: phoneme"),
 ]
+
+FOUND_SSML = [
+    ('<say-as interpret-as="date" format="dm">25.12</say-as>', "december twenty fifth."),
+    ('<say-as interpret-as="date" format="yyyymmdd">1960-09-10</say-as>', "september tenth, nineteen sixty."),
+    ('<say-as interpret-as="date" format="dd/mm/yyyy">10/12/2016</say-as>', "december tenth, twenty sixteen."),
+    ('<say-as interpret-as="date" format="ymd">20241225</say-as>', "december twenty fifth, twenty twenty four."),
+    ('<say-as interpret-as="currency">$42.01</say-as>', "forty two dollars and one cent."),
+    ('<say-as interpret-as="unit">10 kg</say-as>', "ten kilograms."),
+    ('<say-as interpret-as="address">12 Elm St, Tampa</say-as>', "twelve elm street, tampa."),
+    ('<say-as interpret-as="number" format="ordinal">3</say-as>', "third."),
+    ('<say-as interpret-as="number" format="digits">123</say-as>', "one two three."),
+    ('<say-as interpret-as="time">1\'21"</say-as>', "one minute twenty one seconds."),
+    ('<say-as interpret-as="fraction">5+1/2</say-as>', "five and a half."),
+    ('<say-as interpret-as="telephone">1-800-FLOWERS</say-as>', "one, eight hundred, flowers."),
+    ('<say-as interpret-as="characters">a_b@c.de</say-as>', "ay, underscore, b, at, c, dot, d e."),
+    ('<say-as interpret-as="characters">U.S.</say-as>', "u s."),
+]
+FOUND_IGNORED = [
+    ("one<br/>two", "one. two.", "br"),
+    ('<prosody speed="fast">bar</prosody>', "bar.", "prosody speed"),
+    ('one<break duration="2s"/>two', "one. |500| two.", "break duration"),
+    ('<say-as interpret-as="date" format="dd">5 5</say-as>', "five five.", "say-as date"),
+    ('<say-as interpret-as="currency">42.01</say-as>', "forty two point zero one.", "say-as currency"),
+]
+FOUND_TAGS = [
+    ("auto", "One [pause:1] two [pause:1s] three", "one two. |1000| three. w: pause 1"),
+    ("auto", 'Use `<break time="1s"/>` in it.', "use break time equals one second in it."),
+    ("auto", "```\n<break/>\n```\nText.[pause:1s] More", "text. |1000| more."),
+]
+"""What was misread or passed over in silence; apart, as the random texts are drawn from the lists above."""

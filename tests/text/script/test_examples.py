@@ -22,6 +22,7 @@ SAID = {
         "five five five, zero one zero, two zero three zero."
     ),
     '<speak><say-as interpret-as="fraction">3/8</say-as></speak>': "three eighths.",
+    '<speak><say-as interpret-as="currency">$42.01</say-as></speak>': "forty two dollars and one cent.",
     '<speak><prosody rate="80%">slowly</prosody> now</speak>': "rate 0.8: slowly. now.",
     '<speak><prosody volume="-6dB">softly</prosody></speak>': "gain 0.501: softly.",
     "<speak><p>One</p><p>Two</p></speak>": "one. two.",

@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from markup_cases import IGNORED, REFUSED, SSML, TAGS, speak
+from markup_cases import FOUND_SSML, FOUND_TAGS, IGNORED, REFUSED, SSML, TAGS, speak
 from scripts import SPEC
 
 from sonoro.core.errors import InvalidRequest
@@ -80,7 +80,10 @@ def whole_of(markup: str, text: str, lexicons: Sequence[Lexicon] = ()) -> list[t
     ]
 
 
-@pytest.mark.parametrize(("markup", "text"), SOURCES)
+FOUND = [*((markup, text) for markup, text, _ in FOUND_TAGS), *(("tags", inner) for inner, _ in FOUND_SSML)]
+
+
+@pytest.mark.parametrize(("markup", "text"), [*SOURCES, *FOUND])
 def test_live_equals_whole_for_every_cut(markup: str, text: str) -> None:
     whole = whole_of(markup, text)
     assert live_of(markup, list(text)) == whole

@@ -18,6 +18,15 @@ _HIDDEN = frozenset(("desc", "meta", "metadata"))
 _PLAIN = frozenset(("w", "token"))
 _TEXT_ONLY = frozenset(("sub", "say-as", "phoneme", "spell"))
 _PROSODY_IGNORED = ("pitch", "range", "contour", "duration")
+_KNOWN = {
+    "break": ("time", "strength"),
+    "prosody": ("rate", "volume", *_PROSODY_IGNORED),
+}
+"""The attributes of elements that mean something without any: another is a mistake that one would not hear."""
+
+BLOCKS = frozenset(("br", "div", *(f"h{n}" for n in range(1, 7)), "hr", "li", "ol", "table", "td", "th", "tr", "ul"))
+"""Elements of HTML that part what is before them from what is behind."""
+
 _UNCHANGED = frozenset(("default", "medium", "+0%", "0%", "+0st"))
 
 Undo = Callable[[], None]
@@ -45,6 +54,8 @@ class Elements:
             undo = take(self, attributes, at)
         elif take is None and name not in _PLAIN:
             self.marked.ignore(name, at)
+            if name in BLOCKS and not self.hidden:
+                self.marked.border(at)
         self.open.append((name, undo))
 
     def end(self) -> None:
@@ -66,6 +77,9 @@ class Elements:
             raise self.marked.error(name, at, f"there may be at most {MAX_ELEMENTS} elements")
         if attributes and (len(attributes) > MAX_ATTRIBUTES or max(map(len, attributes.values())) > MAX_ATTRIBUTE):
             raise self.marked.error(name, at, f"at most {MAX_ATTRIBUTES} attributes of {MAX_ATTRIBUTE} characters each")
+        for other in set(attributes).difference(_KNOWN[name]) if name in _KNOWN and attributes else ():
+            if not other.startswith("xml"):
+                self.marked.ignore(f"{name} {other}", at)
 
     def needed(self, element: str, attributes: dict[str, str], name: str, at: int) -> str:
         """The attribute `name` of `element`. Raises `InvalidRequest` if it has none."""

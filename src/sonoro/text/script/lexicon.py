@@ -117,6 +117,7 @@ class Lexicon:
 
         self._is_of_words = all(_begins_a_word(rule) for rule in self.rules)
         firsts = {one for key in self._root for one in (key, key.upper(), key.title()) if len(one) == 1}
+        firsts |= set(_APOSTROPHES) if "'" in firsts else set()
         letters = "".join(map(re.escape, sorted(firsts)))
         self._first_letters = re.compile(f"[{letters}]" if letters else "(?!)")
 
@@ -181,7 +182,7 @@ class Lexicon:
 
 
 def _folded(character: str) -> str:
-    return " " if character.isspace() else character.lower()
+    return " " if character.isspace() else "'" if character in _APOSTROPHES else character.lower()
 
 
 def _lowered(text: str) -> str:
@@ -203,7 +204,7 @@ def _fits(rule: Rule, text: str, start: int, end: int) -> bool:
     """Whether `text[start:end]`, which equals the key but for its case, is a match of `rule`."""
     if rule.case_sensitive is not False and text[start:end] != rule.text:
         key, found = "".join(rule.text.split()), "".join(text[start:end].split())
-        key, found = unicodedata.normalize("NFC", key), unicodedata.normalize("NFC", found)
+        key, found = (unicodedata.normalize("NFC", one).replace("’", "'") for one in (key, found))
         found = found[: len(key)]
         may_begin = rule.case_sensitive is None and key[0].islower() and found[0].isupper()
         if found != key and not (may_begin and found[1:] == key[1:]):

@@ -6,14 +6,20 @@ from collections.abc import Callable
 from sonoro.text.english.numbers import decimal, digits, ordinal, year
 from sonoro.text.english.reader import read
 from sonoro.text.english.signs import read_sign
-from sonoro.text.english.tables import MONTHS
+from sonoro.text.english.tables import MONTHS, pairs
 
 _INTEGER = re.compile(r"([+-]?)(\d{1,3}(?:,\d{3})+|\d{1,33})")
 _NUMBER = re.compile(r"([+-]?)(\d[\d,]{0,40}(?:\.\d{1,33})?|\.\d{1,33})")
-_FRACTION = re.compile(r"(?:\d{1,9}\s)?\d{1,9}\s?[/⁄]\s?\d{1,9}")
+_FRACTION = re.compile(r"(?:\d{1,9}[\s+])?\d{1,9}\s?[/⁄]\s?\d{1,9}|(?:\d{1,9}\s?)?[½⅓⅔¼¾⅛⅜⅝⅞]")
 _DATE_PARTS = {"m": r"(?P<m>\d{1,2})", "d": r"(?P<d>\d{1,2})", "y": r"(?P<y>\d{4}|\d{2})"}
 _CLOCK = re.compile(r"\d{1,2}(?:[:.]\d{2}){0,2}\s?(?:[ap]\.?m\.?)?", re.IGNORECASE)
 _TELEPHONE = re.compile(r"\+?[\d\s()./-]{3,40}")
+_EXTENDED = re.compile(r"[\d\s()./-]{7,40},?\s?(?:ext\.?|x)\s?\d{1,6}|1-8\d\d-[A-Z\d-]{3,20}")
+_LENGTH = re.compile(r"\d{1,3}'\s?[0-5]?\d\"")
+_NAMED = pairs(". = dot | / = slash | _ = underscore | # = hash | * = star | : = colon")
+"""Signs within a name or a code that are silent in a text."""
+
+_DOTTED = re.compile(r"(?:[^\W\d_]\.)+[^\W\d_]?")
 _SIGNS = {"+": "plus ", "-": "minus ", "": ""}
 
 
@@ -24,6 +30,7 @@ def say(kind: str, text: str, form: str = "") -> str | None:
 
 def _characters(text: str, form: str) -> str | None:
     """Letters in capitals, as in an initialism; a group of digits or letters is a phrase."""
+    text = text.replace(".", "") if _DOTTED.fullmatch(text) else text.rstrip(".")
     groups = re.findall(r"[^\W\d_]+|\d+|[^\w\s]|_", text)
     said = [" ".join(group.upper()) if group[0].isalpha() else _signs(group) for group in groups]
     return ", ".join(part for part in said if part) or None
@@ -33,12 +40,17 @@ def _signs(group: str) -> str:
     if group[0].isdecimal() and group.isascii():
         return digits(group)
     # A hyphen between groups is silent.
-    return "" if group in "-–" else (read_sign(group, 0, 1) or "")
+    return "" if group in "-–" else _NAMED.get(group) or read_sign(group, 0, 1) or ""
 
 
 def _cardinal(text: str, _: str) -> str | None:
     found = _NUMBER.fullmatch(text)
     return None if found is None else _SIGNS[found[1]] + decimal(found[2].replace(",", "").lstrip("0") or "0")
+
+
+def _number(text: str, form: str) -> str | None:
+    """A number, by its `form` of `KINDS` if it has one."""
+    return KINDS.get(form if form != "number" else "", _cardinal)(text, "")
 
 
 def _ordinal(text: str, _: str) -> str | None:
@@ -51,15 +63,30 @@ def _digits(text: str, _: str) -> str | None:
 
 
 def _fraction(text: str, _: str) -> str | None:
-    return read(text, "plain").text.rstrip(".") or None if _FRACTION.fullmatch(text) else None
+    return _read(text.replace("+", " ")) if _FRACTION.fullmatch(text) else None
+
+
+def _read(text: str, _: str = "") -> str | None:
+    return read(text, "plain").text.rstrip(".") or None
+
+
+def _amount(text: str, _: str) -> str | None:
+    """Money or a measure, with its sign or unit."""
+    return _read(text) if re.search(r"\d", text) and re.search(r"[^\d\s.,+-]", text) else None
 
 
 def _date(text: str, form: str) -> str | None:
     """By `form`: the order of month, day and year, month first by default."""
-    if not re.fullmatch(r"[mdyMDY]{1,3}|", form):
+    if not re.fullmatch(r"[mdyMDY]{0,8}|(?:[mdyMDY]{1,4}[-/. ]?){1,3}", form):
         return None
-    form = form.lower() or ("ymd" if re.match(r"\d{4}", text) else "mdy")
-    found = re.fullmatch(r"\s?[-/.\s]\s?".join(_DATE_PARTS[part] for part in form), text)
+    # dd/mm/yyyy is dmy.
+    form = re.sub(r"[^a-z]|(.)(?=\1)", "", form.lower()) or ("ymd" if re.match(r"\d{4}", text) else "mdy")
+    if len(set(form)) < len(form):
+        return None
+    parts = [_DATE_PARTS[part] for part in form]
+    found = re.fullmatch(r"\s?[-/.\s]\s?".join(parts), text)
+    if found is None and len(text) == 8 and text.isdecimal():
+        found = re.fullmatch("".join(part.replace("{1,2}", "{2}").replace(r"|\d{2}", "") for part in parts), text)
     if found is None:
         words = read(text, "plain").text.rstrip(".")
         return words if words and any(month in words for month in MONTHS) else None
@@ -68,11 +95,12 @@ def _date(text: str, form: str) -> str | None:
     if not (1 <= month <= 12 and 1 <= day <= 31):
         return None
     said = [MONTHS[month - 1]] * ("m" in given) + [ordinal(str(day))] * ("d" in given)
-    parts = [" ".join(said)] * bool(said) + [year(given["y"])] * ("y" in given)
-    return ", ".join(parts)
+    return ", ".join([*([" ".join(said)] if said else []), *([year(given["y"])] if "y" in given else [])])
 
 
 def _time(text: str, _: str) -> str | None:
+    if _LENGTH.fullmatch(text):
+        return _read(text)
     found = _CLOCK.fullmatch(text)
     if found is None or not any(sign in text.lower() for sign in (":", ".", "m")):
         return None
@@ -85,6 +113,8 @@ def _time(text: str, _: str) -> str | None:
 
 
 def _telephone(text: str, _: str) -> str | None:
+    if _EXTENDED.fullmatch(text):
+        return _read(text)
     if not _TELEPHONE.fullmatch(text):
         return None
     plus = "plus " if text.startswith("+") else ""
@@ -96,7 +126,7 @@ KINDS: dict[str, Callable[[str, str], str | None]] = {
     "spell-out": _characters,
     "verbatim": _characters,
     "cardinal": _cardinal,
-    "number": _cardinal,
+    "number": _number,
     "ordinal": _ordinal,
     "number_digit": _digits,
     "digits": _digits,
@@ -104,4 +134,8 @@ KINDS: dict[str, Callable[[str, str], str | None]] = {
     "date": _date,
     "time": _time,
     "telephone": _telephone,
+    "currency": _amount,
+    "unit": _amount,
+    "measure": _amount,
+    "address": _read,
 }

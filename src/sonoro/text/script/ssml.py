@@ -10,7 +10,7 @@ from xml.parsers import expat
 from .elements import Elements
 from .marked import Marked
 
-_DOCUMENT = re.compile(r"\s*(?:<\?xml[^>]*\?>\s*)?(?:<!--.*?-->\s*)*(?:<speak[\s/>]|<!DOCTYPE\b)", re.DOTALL)
+_DOCUMENT = re.compile(r"\ufeff?\s*(?:<\?xml[^>]*\?>\s*)?(?:<!--.*?-->\s*)*(?:<speak[\s/>]|<!DOCTYPE\b)", re.DOTALL)
 _SPACES = re.compile(r"\s(?:\s+|(?<! ))")
 """White space that is not one space."""
 _REFERENCE = re.compile(r"&(?:#x([0-9a-fA-F]+)|#([0-9]+)|(\w+));")
@@ -24,7 +24,7 @@ def is_ssml(text: str) -> bool:
 
 def may_begin(text: str) -> bool:
     """Whether `text` may still become, or is, the beginning of an SSML document."""
-    rest = re.sub(r"(?s)^\s*(?:<\?xml[^>]*\?>\s*)?(?:<!--.*?-->\s*)*", "", text)
+    rest = re.sub(r"(?s)^\ufeff?\s*(?:<\?xml[^>]*\?>\s*)?(?:<!--.*?-->\s*)*", "", text)
     known = ("<speak", "<!DOCTYPE", "<?xml", "<!--")
     return any(rest.startswith(one) or one.startswith(rest) for one in known)
 

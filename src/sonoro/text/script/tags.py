@@ -18,7 +18,7 @@ from functools import cache, lru_cache
 
 from sonoro.core.script import Said
 
-from .elements import Elements, knows
+from .elements import BLOCKS, Elements, knows
 from .marked import MAX_RATE, MIN_RATE, Marked
 from .values import number_of, seconds_of
 
@@ -32,6 +32,7 @@ _KNOWN = "spell|speed|volume|emotion|phoneme|sub|say-as|mark|voice|lang|prosody|
 _FORMS = {
     "break": ("<", rf"/?(?i:break){_REST}"),
     "pause": ("[", rf"(?i:pause):\s?{_LENGTH}\]"),
+    "malformed_pause": ("[", r"(?i:pause)\s?:\s?[\d.][^\[\]\n]{0,20}\](?!\()"),
     "ipa": ("[", r"[^\[\]\n]{1,100}\]\(/(?=[^/()\n]{0,99}[^\x00-\x7f])[^/()\n]{1,100}/\)"),
     "long_pause": ("[", rf"(?i:pause)\s{{1,3}}{_LENGTH}\]|(?i:(?:short\s|long\s)?pause)\]"),
     "voice": ("[", r"(?i:voice):[^\[\]\n]{1,100}\]"),
@@ -45,14 +46,13 @@ _FORMS = {
 }
 """The forms by name: the character that each begins with, and the expression of its rest."""
 
-_OF_AUTO = ("break", "pause", "ipa", "malformed_break")
+_OF_AUTO = ("break", "pause", "malformed_pause", "ipa", "malformed_break")
 _OF_SPEAKERS = ("voice", "rate")
 _OF_DEEPGRAM = ("escaped_pause", "escaped_word")
 _TAG = re.compile(r"<(/?)([A-Za-z][\w:-]*)(.*?)(/?)>", re.DOTALL)
 _PAIR = re.compile(r"""([\w:.-]+)(?:\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'<>/]+)))?""")
 _PAUSES = {"pause": 0.5, "short pause": 0.25, "long pause": 1.0}
-_BLOCKS = frozenset(("br", "div", *(f"h{n}" for n in range(1, 7)), "hr", "li", "ol", "table", "td", "th", "tr", "ul"))
-"""Elements of HTML that part what is before them from what is behind."""
+_FENCE = re.compile(r"(?m)^[ \t]*```")
 _STANDALONE = frozenset(("break", "speed", "volume", "emotion", "mark"))
 
 
@@ -75,7 +75,7 @@ _SIGNS = {
 
 _PARTS = {
     "break": r"</?(?:b|br|bre|brea|break(?:[^\w<>\n][^<>\n]*)?)?",
-    "pause": r"\[(?:p|pa|pau|paus|pause|pause:[\s\d.ms]*)?",
+    "pause": r"\[(?:p|pa|pau|paus|pause|pause\s?:\s?(?:[\d.][^\[\]\n]{0,20})?)?",
     "ipa": r"\[(?:[^\[\]\n]{0,100}|[^\[\]\n]{1,100}\](?:\((?:/(?:[^/()\n]{0,100}/?)?)?)?)",
     "element": r"</?(?:[a-z][^<>\n]*)?|<<[^<>\n]*>?",
     "escaped": r"\\\{[^{}\n]*\\?",
@@ -162,6 +162,7 @@ class Tags:
     def __init__(self, marked: Marked, syntax: str) -> None:
         self.marked = self._marked = marked
         self._elements, self._forms = Elements(marked), forms(syntax)
+        self._is_guessed = syntax in ("auto", "voices")
         self.read_to = self.count = 0
         """How much of the source is read, and how many tags were in it."""
 
@@ -173,12 +174,21 @@ class Tags:
     def read(self, end: int) -> None:
         """Read the source up to character `end`, where no tag is broken in two."""
         for found in self._forms.finditer(self._marked.source, self.read_to, end):
+            if self._is_code(found.start()):
+                continue
             self._add(self.read_to, found.start())
             self.read_to, self.count = found.end(), self.count + 1
             assert found.lastgroup is not None
             _TAKES[found.lastgroup](self, found[0], found.start())
         self._add(self.read_to, end)
         self.read_to = end
+
+    def _is_code(self, at: int) -> bool:
+        """Whether what begins at `at`, where tags are only guessed at, is code: behind a backtick or in a fence."""
+        source = self._marked.source
+        if not self._is_guessed or source.find("`", 0, at) < 0:
+            return False
+        return source[at - 1] == "`" or len(_FENCE.findall(source, 0, at)) % 2 == 1
 
     def end(self) -> None:
         """End all elements that are open."""
@@ -198,7 +208,7 @@ class Tags:
             # It holds nothing: in HTML many elements are never closed.
             if not is_end:
                 self._marked.ignore(name, at)
-            if name in _BLOCKS:
+            if name in BLOCKS:
                 self._marked.border(at)
             return
         if is_end:
@@ -226,6 +236,9 @@ class Tags:
         seconds = _PAUSES.get(" ".join(inner.split())) if inner.endswith("pause") else seconds_of(length)
         assert seconds is not None
         self._marked.pause(seconds, "pause", at)
+
+    def _malformed_pause(self, form: str, at: int) -> None:
+        self._marked.ignore(f"pause {form[1:-1].partition(':')[2].strip()}", at)
 
     def _ipa(self, form: str, at: int) -> None:
         word, phonemes = form[1:-2].split("](/", 1)
@@ -268,6 +281,7 @@ _TAKES: dict[str, Callable[[Tags, str, int], None]] = {
     "pause": Tags._pause,
     "long_pause": Tags._pause,
     "escaped_pause": Tags._pause,
+    "malformed_pause": Tags._malformed_pause,
     "ipa": Tags._ipa,
     "bars": Tags._bars,
     "escaped_word": Tags._escaped_word,
