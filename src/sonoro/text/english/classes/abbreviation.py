@@ -47,7 +47,7 @@ _DOTTED = pairs(
     "Ret = retired | doz = dozen | pkg = package | pkgs = packages | ea = each | "
     "Lieut = Lieutenant | Regt = Regiment | "
     "appt = appointment | appts = appointments | choc = chocolate | shs = shares | rds = rounds | Drs = Doctors | "
-    "Profs = Professors | occ = occasionally"
+    "Profs = Professors | occ = occasionally | Flt = Flight | diff = difference | Grp = Group | Utd = United"
 )
 _DOTTED = {word.capitalize(): said.capitalize() for word, said in _DOTTED.items() if word.islower()} | _DOTTED
 """Expanded if a dot follows, which ends a sentence only before a usual first word."""
@@ -57,11 +57,14 @@ _BEFORE_NUMBER = pairs(
     "fig = figure | figs = figures | vol = volume | vols = volumes | ch = chapter | chap = chapter | "
     "eq = equation | ext = extension | nos = numbers | ep = episode | p = page | pp = pages | ver = version | "
     "art = article | sec = section | para = paragraph | no = number | tbl = table | app = appendix | "
-    "mk = mark | fl = floor | cl = clause | amend = amendment | op = opus | pg = page | pgs = pages | "
+    "mk = mark | fl = floor | bk = book | pt = part | cl = clause | amend = amendment | op = opus | pg = page | "
+    "pgs = pages | "
     "ln = line | blk = block | "
     "pop = population | elev = elevation"
 )
-_NEEDS_DOT = frozenset(["fl", "cl", "amend", "op", "p", "pp", "art", "sec", "para", "no", "app", "ln", "pop"])
+_NEEDS_DOT = frozenset(
+    ["fl", "bk", "pt", "cl", "amend", "op", "p", "pp", "art", "sec", "para", "no", "app", "ln", "pop"]
+)
 _WORDS = pairs(
     "w/o = without | et al. = et al | et seq. = et seq | etc = et cetera | A/C = ay C | "
     "E.g. = For example | I.e. = That is | N.B. = Note | N.b. = Note | "
@@ -87,13 +90,14 @@ _WORDS = pairs(
 )
 _CHAT = pairs(
     "thx = thanks | pls = please | plz = please | ppl = people | nvm = never mind | gr8 = great | l8r = later | "
-    "tmrw = tomorrow | 2nite = tonight | 2day = today | 2moro = tomorrow | tho = though | m8 = mate | "
+    "tmrw = tomorrow | 2nite = tonight | 2day = today | 2moro = tomorrow | tho = though | m8 = mate | sry = sorry | "
     "mtg = meeting | mtgs = meetings | "
     "msg = message | msgs = messages | w/e = whatever | tl;dr = T L D R"
 )
 _WORDS |= {word.capitalize(): said.capitalize() for word, said in _CHAT.items()} | _CHAT
 _WORDS |= pairs(
-    "TL;DR = T L D R | Rt. Hon. = Right Honourable | ATTN = attention | INT. = Interior | EXT. = Exterior | "
+    "TL;DR = T L D R | Rt. Hon. = Right Honourable | ATTN = attention | Sq. ft. = Square feet | "
+    "sq. ft. = square feet | "
     "Ste. Marie = Saint Marie | Ste. Anne = Saint Anne | AM/FM = ay M F M | JPEG = J peg | JPEGs = J pegs | "
     "MPEG = M peg | MPEGs = M pegs | LSAT = L sat | MCAT = M cat"
 )
@@ -121,13 +125,18 @@ _AFTER_DAY = re.compile(
 _LABEL_NUMBER = re.compile(r"(?P<word>[Nn]o)\.(?!\s?\d)")
 _LETTERED = re.compile(r"(?P<word>(?i:apt|ste|rm|fig|tbl)|App)\.(?= [A-Z](?![\w']))")
 _LABELLED = re.compile(rf"(?i)\b(?:{NUMBERED}) $")
+_BY_DAY = re.compile(r"\b(?:[Bb]y|[Oo]n|[Uu]ntil|[Nn]ext|[Ee]very) $")
+_DAYS = pairs(
+    "mon = Monday | tue = Tuesday | tues = Tuesday | wed = Wednesday | weds = Wednesday | thur = Thursday | "
+    "thurs = Thursday | fri = Friday | sat = Saturday"
+)
 _OF_ACT = re.compile(r"\b(?:[Uu]nder|[Ii]n|of|by|to|[Ss]ee|and|with) $")
 _BEHIND = (
     (_BEHIND_NTH, re.compile(r"\d(?:st|nd|rd|th|[23]d) $"), _OF_NTH),
     (re.compile(r"(?P<word>pp)\.(?!\s?\w)"), re.compile(r"\d $"), {"pp": "pages"}),
     (re.compile(r"(?P<word>Sun)\.(?!\w)"), _AFTER_DAY, {"sun": "Sunday"}),
     (re.compile(rf"(?P<word>lg|med)\b\.? (?={_SIZED})"), re.compile(r"[\d½] $"), {"lg": "large", "med": "medium"}),
-    (re.compile(r"(?P<word>med)(?=[- ](?:low|high|heat)\b)"), re.compile(r"$"), {"med": "medium"}),
+    (re.compile(r"(?P<word>med)\.?(?=[- ](?:low|high|heat)\b)"), re.compile(r"$"), {"med": "medium"}),
     (
         re.compile(r"(?P<word>def(?=\. [A-Z])|d(?=\. [A-Z][\w'-]+ \d{1,3}-\d))\."),
         re.compile(r"[A-Z][\w.'-]* $"),
@@ -145,6 +154,9 @@ _BEHIND = (
         {"co": "company"},
     ),
     (re.compile(r"(?P<word>ss?)\.(?=\s?\d)"), _OF_ACT, {"s": "section", "ss": "sections"}),
+    (re.compile(r"(?P<word>INT|EXT)\.(?= [A-Z]{2})"), re.compile(r"$"), {"int": "Interior", "ext": "Exterior"}),
+    (re.compile(r"(?P<word>tabs?)\.(?= [a-z])"), re.compile(r"[\d½] $"), {"tab": "tablet", "tabs": "tablets"}),
+    (re.compile(r"(?P<word>Mon|Tues?|Weds?|Thurs?|Fri|Sat)(?![\w.'])"), _BY_DAY, _DAYS),
     (re.compile(r"(?P<word>n)\.(?=\d)"), re.compile(r"\d $"), {"n": "note"}),
     (re.compile(r"(?P<word>K)\.(?=\s?\d{1,3}(?!\w))"), re.compile(r"(?:^|'s |[a-z], |\()$"), {"k": "K"}),
     (
@@ -174,14 +186,14 @@ _WITH_DOT = re.compile(
 )
 _NUMBERED = re.compile(
     rf"(?P<word>(?i:{'|'.join(sorted(_BEFORE_NUMBER, key=len, reverse=True))}))(?P<dot>\.?)\s?"
-    r"(?=[#(]?\d|(?-i:[VXL][IVXL]*|I[IVX]+|I(?=[.,;:)]|$))(?!\w))"
+    r"(?=[#(]?\d|(?-i:[VXL][IVXL]*|I[IVX]+|I(?=[.,;:)]|$)|(?<=\. )[ivx]{2,7})(?!\w))"
 )
 _WITH = re.compile(r"w/(?:\s|(?=\w\w))")
 _F_STOP = re.compile(r"[fF]/(?=\d)")
 _AGAINST = re.compile(r"vs?\.?(?= [A-Z])")
 _HASH = re.compile(r"(?:#|№\s?)(?=\d)")
 WORDS = (
-    listed("Sun Ins ed inst ult lg med def min co ur Ur ss")
+    listed("Sun Ins ed inst ult lg med def min co ur Ur ss INT EXT tab tabs Mon Tue Tues Wed Weds Thur Thurs Fri Sat")
     | {*_TITLES, *_DOTTED, *_BEFORE_NUMBER}
     | {word.split()[0].rstrip(".") for word in _WORDS}
 )

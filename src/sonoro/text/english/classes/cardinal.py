@@ -14,7 +14,10 @@ STARTS = ("digit", "sign")
 _NUMBER = re.compile(rf"(?P<minus>-)?(?P<number>{FORM})(?![\d])")
 _MINUS = re.compile(r"(?:^|[\s(\[{=:;,/\"?!—–|]|\bto\s)$")
 _CONTINENTAL = re.compile(r"\d{1,3}(?:\.\d{3}){1,6}+(?:,\d{1,2})?(?![.,]?\d)")
-_SHORT_SCALE = re.compile(rf"(?P<number>{FORM})(?P<scale>[kM]|\s?(?:bn|tn))(?![\w'])")
+_SHORT_SCALE = re.compile(
+    rf"(?P<number>{FORM})(?P<scale>[kM]|"
+    rf"K(?= (?:likes|views|followers|subs|stars|users|downloads)\b)|\s?(?:bn|tn))(?![\w'])"
+)
 _SCALE_RANGE = re.compile(
     rf"(?P<low>{FORM})(?P<scale1>[kMB])?(?P<to>-|–)(?P<number>{FORM})(?P<scale>[kMB]|bn|tn)(?![\w'])"
 )

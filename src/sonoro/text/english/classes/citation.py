@@ -40,7 +40,7 @@ _RULES = re.compile(
 _NUMBER = re.compile(
     r"(?P<title>\d{1,4})(?P<point>\.)(?P<part>\d{1,4})(?P<letter>[a-z](?!\w))?(?:-(?P<rule>\d{1,2}))?(?![\w]|\.\d)"
 )
-_AFTER_SIGN = re.compile(r"§ ?$")
+_AFTER_SIGN = re.compile(r"(?:§|C\.?F\.?R\.?) ?$")
 """Of a code's section: § 1798.100, § 240.10b-5."""
 
 _PROCEDURE = re.compile(r"(?P<kind>Civ|Crim|App|Bankr)\.\s(?P<of>P)\.(?=\s?\d)")
@@ -54,7 +54,7 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         return
     if found := _CITED.match(text, at):
         yield _cited(found)
-    if (found := _NUMBER.match(text, at)) and _AFTER_SIGN.search(before(text, at, 2)):
+    if (found := _NUMBER.match(text, at)) and _AFTER_SIGN.search(before(text, at, 8)):
         parts = ((_number(found["title"]), "title"), ("point", "point"), (grouped(found["part"]), "part"))
         last = (spell(found["letter"] or ""), "letter"), (cardinal(found["rule"]) if found["rule"] else "", "rule")
         yield pieces(found, SURE / 2, *parts, *last)

@@ -18,7 +18,7 @@ _YEARS = re.compile(
 )
 _SHORT_YEAR = re.compile(r"'(?P<year>0\d)(?![\w'])")
 _SAME = re.compile(r"(?P<digit>[1-9])s(?![\w'])")
-_BEFORE_SAME = re.compile(r"(?i)\b(?:two|three|four|five|six|all|both|double|triple|no) $")
+_BEFORE_SAME = re.compile(r"(?i)\b(?:two|three|four|five|six|all|both|double|triple|no) $|[A-Za-z]-$")
 """Several of one digit: two 9s, all 7s."""
 
 _IN_NUMBER = re.compile(r"[\d$£€]$|\d[.,]$")

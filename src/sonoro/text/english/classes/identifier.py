@@ -87,7 +87,7 @@ def _is_unit_like(name: str) -> bool:
     return (
         _PREFIX.match(name) is not None
         or re.search(
-            r"^\d+[sk]$|^\d+x\d+-|^\d+(?:st|nd|rd|th)-|\d(?:st|nd|rd|th|ST|ND|RD|TH|am|pm|AM|PM)$|-\d+s$|-old$|-y/o$"
+            r"^\d+[sk]$|^\d+x\d+-|^\d+(?:st|nd|rd|th)-|\d(?:st|nd|rd|th|ST|ND|RD|TH|am|pm|AM|PM)$|-\d+s$|-old$|-y/o$|^\d+-(?:ft|in|m|km|cm|mm|lb|kg|mi|yd|oz)-[a-z]"
             r"|^\d{1,2}[ap]m-",
             name,
         )

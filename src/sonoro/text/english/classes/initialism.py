@@ -14,11 +14,13 @@ _DOTTED = re.compile(r"(?:[A-Za-z]\.){2,8}(?P<last>[A-Z](?![\w]))?(?P<s>'?s\b)?"
 _CAPITALS = re.compile(r"(?P<letters>[A-Z]{2,6})(?P<s>'?s)?(?![\w])")
 _INITIAL = re.compile(r"[A-Z]\.(?=\s[A-Z])")
 _DEGREE = re.compile(r"(?:Ph\.? ?D|M\.? ?Sc|B\.? ?Sc|M\.? ?D|Ed\.? ?D|LL\. ?[BMD])\.?(?P<s>s)?(?![A-Za-z])\.?")
+_BLOOD = re.compile(r"(?P<group>A|B|AB|O)(?P<sign>[-+])(?![\w+-])")
+_OF_BLOOD = re.compile(r"\b(?:[Tt]ype:?|blood) $")
 _DICTATED = re.compile(r"(?:[A-Z]-){2,}[A-Z](?![\w'-])|(?:[a-z]-){2,}[a-z](?![\w'-])")
 _SHARP = re.compile(r"[A-G]#(?![\w])")
 _GRADE = re.compile(
     r"(?P<grade>A{1,3}|B{1,3}|C{1,3}|D|E|F)"
-    r"(?P<sign>[-−–](?=\s(?:grade|average|student|range|rating|in|on|credit|rated|bonds?|debt)\b|[,.;)]|$)|\+(?![\w+]))(?P<s>'s)?"
+    r"(?P<sign>[-−–](?=\s(?:grade|average|student|range|rating|in|on|credit|rated|bonds?|debt)\b|[,.;)]|$)|\+(?![\da-rt-zA-Z+]|s\w))(?P<s>'?s)?"
 )
 _LABEL = re.compile(
     r"A(?=,|'s\b)|(?<!\()A(?= (?:and|or|to|vs\.?|versus) [B-HJ-Z]\b)|(?<=\b[Aa]n )A(?![\w&+#.-])|"
@@ -45,7 +47,7 @@ _BEHIND_LABEL = re.compile(rf"\b(?:{LABELS}|(?:(?i:apt|ste|rm|fig|bldg)|App)\.) 
 _SMALL = listed(
     "omg brb ttyl idk imo imho iirc afaik tbh btw fyi wtf smh ikr lmk lmao afk irl diy asap rsvp faq url pdf html css "
     "xml usb vpn gps cpu gpu tv dvd dna rna hiv sms http https ftp api sdk ceo cfo ngo suv atm "
-    "idc wfh ngl gtg wdym hmu omw fwiw nbd tysm lmfao"
+    "idc wfh np hbu wyd ily tbf ngl gtg wdym hmu omw fwiw nbd tysm lmfao"
 )
 """Letters that are spelled though they are small, as in a chat."""
 
@@ -54,13 +56,13 @@ _SMALL_LETTERS = re.compile(
 )
 WORDS = frozenset(word + ending for word in _SMALL for ending in ("", "s", "'s"))
 _ONSET = re.compile(
-    r"B[JLR]|C[HLNRZ]|D[HJMRW]|F[JLR]|G[HLNRW]|K[HLNRVW]|LL|M[BCN]|N[GKV]|P[FHLNRST]|RH|S|T[CHRSWZ]|V[LR]|W[HR]|"
+    r"B[JLR]|C[HLNRZ]|D[HJMRW]|F[JLR]|G[HLNRW]|K[HLNRVW]|LL|M[BCN]|N[GKV]|P[FHLNRST]|RH|S|T(?:[CHRWZ]|S[AEIOUY])|V[LR]|W[HR]|"
     r"Y[PTV]|Z[HLW]|[AEIOU]|.[AEIOUY]"
 )
 """How a word that can be said begins."""
 
-_CODA = re.compile(r"[BCDFGKPTV][LRN]|HR|[TPKCGD][BDG]|[BDGKPTV]F|[DGKPTV]C|KSC")
-"""How no word ends: AAPL, ECHR, USDC."""
+_CODA = re.compile(r".+(?:[BCDFGKPTV][LRN]|HR|[TPKCGD][BDG]|[BDGKPTV]F|[DGKPTV]C|KSC|[LMNPRT]CS)$")
+"""How no word ends: AAPL, ECHR, ALCS."""
 
 _NO_CLAUSE = re.compile(r"[^\w' ]")
 _TEST = re.compile(r" (?:scores?|prep|tests?|exams?)\b")
@@ -92,6 +94,9 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     if found := _GRADE.match(text, at):
         sign = ("plus" if found["sign"] == "+" else "minus") + "es" * bool(found["s"])
         yield pieces(found, SURE, (spell(found["grade"]), "grade"), (sign, "sign"))
+    if (found := _BLOOD.match(text, at)) and _OF_BLOOD.search(before(text, at)):
+        sign = "positive" if found["sign"] == "+" else "negative"
+        yield pieces(found, SURE / 2, (spell(found["group"]), "group"), (sign, "sign"))
     if (found := _DICTATED.match(text, at)) and len(set(found[0])) > 2:
         yield whole(found, SURE / 2, spell(found[0]))
     if found := _SHARP.match(text, at):
@@ -116,7 +121,7 @@ def is_spelled(letters: str) -> bool:
     """Whether capitals are spelled rather than said as a word: FBI and HTTP, not NASA."""
     if letters in _SPELLED or not set(letters) & set("AEIOUY") or not _ONSET.match(letters):
         return True
-    if len(letters) > 3 and _CODA.match(letters[-3:], 0 if letters.endswith("KSC") else 1):
+    if len(letters) > 3 and _CODA.match(letters):
         return True
     return len(letters) <= 3 and letters not in _SAID
 

@@ -21,7 +21,7 @@ _CLOCKED = re.compile(
 
 _FEET_RANGE = re.compile(r"(?P<low>\d{1,3})'(?P<to>\s?(?:-|–|to)\s?)(?=\d{1,3}')")
 _INCHES = re.compile(rf"(?:(?P<number>{NUMBER})(?![/\d]))?[\s-]?(?P<part>{_PART})?\s?\"(?!\w)")
-_OPEN_QUOTE = re.compile(r"(?:^|[\s(\[])\"(?=\w)[^\"]*$")
+_OPEN_QUOTE = re.compile(r"(?:^|[\s(\[])\"(?=\w|$)[^\"]*$")
 _SIDES = re.compile(
     rf"(?P<one>{_PART}|{NUMBER})(?P<unit>['\"])?(?P<side>[WDHL])?\s?(?P<by>[x×]|by)\s?"
     rf"(?P<two>{NUMBER})(?P<unit2>['\"])(?P<side2>[WDHL](?!\w))?"

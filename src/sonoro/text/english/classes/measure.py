@@ -77,12 +77,13 @@ _OF_THINGS = re.compile(
     r" (?:adapters?|bags?|balls?|batter(?:y|ies)|bottles?|bulbs?|cables?|cans?|capsules?|cards?|chargers?|cups?|"
     r"discs?|disks?|drives?|engines?|files?|filters?|glass(?:es)?|guns?|hikes?|jacks?|jars?|lens(?:es)?|limits?|"
     r"motors?|outlets?|packets?|pans?|plugs?|pots?|races?|radius|rides?|rods?|rounds?|runs?|screens?|sensors?|shells?|"
-    r"sockets?|steaks?|supply|tablets?|tanks?|trips?|tubes?|turbo|walks?|zones?)\b"
+    r"sockets?|steaks?|supply|tablets?|tanks?|trips?|tins?|film|tubes?|turbo|walks?|zones?)\b"
 )
 _OF_SPORT = re.compile(r" (?:dash|sprint|relay|race|hurdles|freestyle|backstroke|breaststroke|butterfly|swim)\b")
 _JOINT = re.compile(rf"(?:\s?/\s?|[-–])(?={NUMBER}\s?[A-Za-zμΩ°])")
 _PER_TIME = re.compile(r"(?P<per>/)(?P<time>day|d|hr?|min|wk|week|month|year)(?!\w)")
 _SPOONS = {"t": "tsp", "T": "tbsp", "pt": "pt."}
+_OF_ARRIVAL = re.compile(r"\bETA:? $")
 _PRINTED = re.compile(r" (?:font|type|lead|game|shot|play|rex)\b")
 _SHORT_WORDS = listed("in a at as am pm do me us to or by no it is be we he bar mil mo ha pt cal sec")
 
@@ -134,9 +135,13 @@ def _symbol(text: str, found: re.Match[str]) -> str:
     symbol = re.sub(r"(?<=[glq])\.?[ -]", " ", found["symbol"]).replace("° ", "°").rstrip(".")
     if symbol in _SPOONS and found["dot"] and found["gap"] == " " and not _PRINTED.match(after(text, found.end())):
         return _SPOONS[symbol]
+    if symbol == "m" and _OF_ARRIVAL.search(before(text, found.start(), 8)):
+        return "min"
     if symbol not in ("F", "C") or len(found["number"]) < 2 or _LABELLED.search(before(text, found.start())):
         return symbol
-    is_temperature = _OF_TEMPERATURE.search(before(text, found.start(), 60))
+    context = before(text, found.start(), 60)
+    is_hot = symbol == "F" and len(found["number"]) == 3 and context.endswith(" at ")
+    is_temperature = is_hot or _OF_TEMPERATURE.search(context)
     return "°" * bool(is_temperature or _BEFORE_TEMPERATURE.match(after(text, found.end()))) + symbol
 
 
@@ -153,7 +158,8 @@ def _measure(text: str, found: re.Match[str]) -> Candidate | None:
     is_one = (found["number"] == "1" or is_part) and not (
         found["fraction"] or found["vulgar"] or found["scale"] or found["low"]
     )
-    if symbol in ("bp", "bps") and _OF_RATE.search(before(text, found.start(), 60)):
+    is_rate = _OF_RATE.search(before(text, found.start(), 60)) or (symbol == "bps" and "." in found["number"])
+    if symbol in ("bp", "bps") and is_rate:
         names = ("basis point", "basis points")
     nouns = {"m": _OF_SPORT, "yr": _OF_TIME, "yrs": _OF_TIME, "min": _OF_TIME, "hr": _OF_TIME, "mo": _OF_TIME}.get(
         symbol, _OF_THINGS

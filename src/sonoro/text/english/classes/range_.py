@@ -27,7 +27,7 @@ _FACTOR = re.compile(rf"(?:(?P<low>{NUMBER})[x×]?(?P<to>-|–))?(?P<number>{NUM
 _LETTERS = re.compile(r"(?P<low>[A-Z])(?P<to>[-–])(?P<high>[A-Z])(?![\w-])")
 _NUMBERED = re.compile(r"(?P<letter>[A-Z])(?P<low>\d{1,2})(?P<to>[-–])(?P=letter)(?P<high>\d{1,2})(?![\w-])")
 _LETTERED = re.compile(
-    r"(?i)\b(?:columns|rows|sections|groups|grades|letters|levels|volumes|parts|types|classes|exhibits|gates|zones|"
+    r"(?i)\b(?:columns|rows|sections|groups|grades|letters|names|levels|volumes|parts|types|classes|exhibits|gates|zones|"
     r"units|blocks|teams|options) $"
 )
 _WICKETS = re.compile(
@@ -66,7 +66,7 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     if (found := _WICKETS.match(text, at)) and _is_cricket(text, found):
         yield _wickets(found)
     if found := _RANGE.match(text, at):
-        is_padded = re.match(r"0\d", found["low"]) or (found["high"][0] == "0" and len(found["high"]) > 1)
+        is_padded = re.match(r"0\d", found["low"]) or re.match(r"0\d", found["high"])
         if not is_padded:
             is_record = _OF_RECORD.search(before(text, at)) and not _AHEAD.match(after(text, found.end()))
             yield _joined(found, POSSIBLE, "and" if is_record or is_between(text, found) else "to")

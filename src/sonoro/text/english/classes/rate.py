@@ -30,14 +30,14 @@ _ALONE = re.compile(rf"(?:{'|'.join(sorted(WORDS, key=len, reverse=True))})(?![\
 _AFTER_FORMULA = re.compile(r"(?:\b[A-Za-z]{1,2} ?= ?-?[\d.,]*\d|10\^-?\d{1,3}|10[⁻⁰-⁹¹²³]{1,4})\s$")
 _RATE = re.compile(r"(?P<things>[a-z]{2,12})(?P<per>/)(?P<under>s|sec|min|h|hr|day|week|month|year)(?!\w)")
 _UNDER = (
-    "s|sec|min|h|hr|d|day|wk|week|month|yr|year|shift|mL|ml|dL|L|kg|g|lb|oz|share|head|person|serving|night|unit|user|"
+    "s|sec|min|h|hrs?|d|day|wk|week|month|yr|year|shift|mL|ml|dL|L|kg|g|lb|oz|share|head|person|serving|night|unit|user|"
     "room|cell"
 )
 _SLASH = re.compile(rf"\s?(?P<per>/)\s?(?:(?P<many>\d{{1,3}})\s?)?(?P<under>{_UNDER})(?![\w/])")
 _AFTER_THINGS = re.compile(
     r"\d (?:[a-z]{2,12} )?[a-z]{3,12}s$|\d¢$|\dx$|10\^\d{1,2}(?: [a-z]+s)?$|10[⁰-⁹¹²³]{1,2}(?: [a-z]+s)?$"
 )
-_EVERY = re.compile(r"q\s?(?P<low>\d{1,2})(?:-(?P<high>\d{1,2}))?\s?(?P<unit>h|hrs?|d|min|wk)(?!\w)")
+_EVERY = re.compile(r"q\.?\s?(?P<low>\d{1,2})(?:-(?P<high>\d{1,2}))?\s?(?P<unit>h|hrs?|d|min|wk)(?!\w)")
 """How often a medicine is taken: q8h, q4-6h."""
 
 _THINGS = {"req": "requests", "reqs": "requests", "msgs": "messages"}

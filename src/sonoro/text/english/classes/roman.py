@@ -28,7 +28,7 @@ _FIRST_NAMES = (
 _NUMBERED = (
     "Act|Annex|Apollo|Appendix|Article|Book|Canto|Chapter|Class|Division|Episode|Figure|Grade|Group|Level|Mark|Module|Part|Phase|Round|"
     "Scene|Schedule|Season|Section|Stage|Super Bowl|WrestleMania|Table|Tier|Title|Type|Unit|Vatican|Volume|"
-    r"Vol\.?|Ch\.?|Sec\.?|Art\.?|Fig\.?|Pt\.?|Mk\.?|Zone|World War|Page|Chap\.?"
+    r"Vol\.?|Ch\.?|Sec\.?|Art\.?|Fig\.?|Pt\.?|Mk\.?|Zone|pp?\.|Bk\.?|World War|Page|Chap\.?"
 )
 _NUMERAL = r"(?=[IVXLC])(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})"
 _TOKEN = re.compile(

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from sonoro.text.english.line import LIKELY, SURE, Candidate, after, before
+from sonoro.text.english.line import LIKELY, SURE, Candidate, Piece, after, before
 from sonoro.text.english.numbers import cardinal, count, decimal
 
 from .common import DASH, before_capital, pieces
@@ -23,6 +23,12 @@ _RACED = re.compile(
 """How long a race is run, before its name: a 2:59:58 marathon, a sub-4:00 mile."""
 
 _COUNTDOWN = re.compile(r"T(?P<minus>[-−])(?=\d+\s?(?:s|sec|seconds|min|minutes|h|hours|days)\b)")
+_HALVES = re.compile(
+    r"(?P<one>1[0-2]|[1-9])(?::(?P<minute>[0-5]\d))?(?P<half>[ap])(?P<to>[-–])(?=(?:1[0-2]|[1-9])(?::[0-5]\d)?[ap](?!\w))"
+)
+_HALF_END = re.compile(r"(?P<one>1[0-2]|[1-9])(?::(?P<minute>[0-5]\d))?(?P<half>[ap])(?!\w)")
+"""Hours as schedules write them: 9a-5p."""
+
 _DOTTED = re.compile(rf"(?P<hour>1[0-2]|0?[1-9])\.(?P<minute>[0-5]\d)(?P<second>)\s?{_HALF}{_ZONE}?(?P<z>)")
 _HOUR = re.compile(rf"(?P<hour>1[0-2]|0?[1-9])(?P<minute>)(?P<second>)\s?{_HALF}{_ZONE}?(?P<z>)")
 _OFFSET = re.compile(r"(?P<zone>GMT|UTC)(?P<sign>[-+−])(?P<hour>\d{1,2})(?::?(?P<minute>\d\d))?(?!\w)")
@@ -84,6 +90,9 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
             yield _time(text, found)
     if found := _RACED.match(text, at):
         yield _raced(found)
+    if (found := _HALVES.match(text, at)) and (end := _HALF_END.match(text, found.end())):
+        made = (*_half(found), *pieces(found, 0.0, ("to", "to")).pieces, *_half(end))
+        yield Candidate(end.end(), SURE / 2, made)
     if found := _LAP.match(text, at):
         second = decimal(f"{int(found['second'])}.{found['part']}")
         minutes = count(found["minute"], "minute", "minutes")
@@ -117,6 +126,12 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
             if found[unit]
         ]
         yield pieces(found, SURE, *named)
+
+
+def _half(found: re.Match[str]) -> tuple[Piece, ...]:
+    minute = f" {_minutes(found['minute'])}" if found["minute"] not in (None, "00") else ""
+    half = "ay m" if found["half"] == "a" else "p m"
+    return pieces(found, 0.0, (cardinal(found["one"]) + minute, "one"), (half, "half")).pieces
 
 
 def _raced(found: re.Match[str]) -> Candidate:
