@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from string import ascii_letters
 
 from sonoro.text.english.line import SURE, Candidate, Piece, before
 from sonoro.text.english.tables import NUMBERED, listed, pairs
@@ -178,6 +179,11 @@ _BEHIND = (
 )
 """Forms that are read by what stands before them: the form, what is before it, and what is said for its word."""
 
+_BEHIND_OF = {
+    first: [one for one in _BEHIND if any(word[0] == first.lower() for word in one[2])] for first in ascii_letters
+}
+"""The same by the letter that they begin with."""
+
 _FEATURING = re.compile(r"(?P<word>ft|feat)\.(?=\s[A-Z])")
 _NAMED = re.compile(r"(?:^|[A-Za-z\"')(]\s?)$")
 _PLURAL = re.compile(r"(?P<word>[A-Za-z]{2,30})\((?P<s>e?s)\)(?!\w)")
@@ -197,6 +203,9 @@ WORDS = (
     | {*_TITLES, *_DOTTED, *_BEFORE_NUMBER}
     | {word.split()[0].rstrip(".") for word in _WORDS}
 )
+_BEGIN_WORD, _BEGIN_DOTTED = (frozenset(word[:2] for word in words) for words in (_WORDS, _DOTTED))
+"""How the words of the longer tables begin: most words are none, and seen to be at once."""
+
 _IN_WORD = re.compile(r"[\w']$")
 _AFTER_NAME = re.compile(r"[A-Z][\w.]*\)? $")
 _IN_ADDRESS = re.compile(r"[/.]$")
@@ -206,23 +215,27 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     context = before(text, at, 1)
     if _IN_WORD.search(context):
         return
-    if found := _HASH.match(text, at):
+    first = text[at]
+    if first in "#№" and (found := _HASH.match(text, at)):
         yield whole(found, SURE, "number")
-    if (found := _AGAINST.match(text, at)) and _AFTER_NAME.search(before(text, at)):
+    if first == "v" and (found := _AGAINST.match(text, at)) and _AFTER_NAME.search(before(text, at)):
         yield whole(found, SURE, "versus")
-    if found := _WITH.match(text, at):
+    if first == "w" and (found := _WITH.match(text, at)):
         yield whole(found, SURE, "with")
-    if found := _F_STOP.match(text, at):
+    if first in "fF" and (found := _F_STOP.match(text, at)):
         yield whole(found, SURE, "f")
-    for form, context_before, words in _BEHIND:
+    for form, context_before, words in _BEHIND_OF.get(first, ()):
         if (found := form.match(text, at)) and context_before.search(before(text, at)):
             said = words[found["word"].lower()]
             mark = "." * (found[0].endswith(".") and ends_sentence(text, found.end()))
             yield _said(found, found["word"], said.capitalize() if found["word"] == "No" else said, mark)
-    if (found := _WORD.match(text, at)) and not _IN_ADDRESS.search(context):
+    begins = text[at : at + 2]
+    if begins in _BEGIN_WORD and (found := _WORD.match(text, at)) and not _IN_ADDRESS.search(context):
         word = found[0].rstrip(",")
         comma = "," * (found["comma"] != "" or word in ("e.g.", "i.e.", "E.g.", "I.e.", "N.B."))
         yield _said(found, word, _WORDS[word], comma)
+    if not first.isalpha():
+        return
     if (found := _TITLE.match(text, at)) and _is_title(text, found):
         yield _said(found, found["word"], _TITLES[found["word"]], "")
     if found := _LETTERED.match(text, at):
@@ -235,7 +248,7 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     if found := _TITLE_ALONE.match(text, at):
         mark = "." * ends_sentence(text, found.end())
         yield _said(found, found["word"], _TITLES[found["word"]], mark)
-    if (found := _WITH_DOT.match(text, at)) and not _is_name(text, found):
+    if begins in _BEGIN_DOTTED and (found := _WITH_DOT.match(text, at)) and not _is_name(text, found):
         word = found["word"]
         is_end = not found["comma"] and (
             before_capital(text, found.end()) if word == "etc" else ends_sentence(text, found.end())

@@ -24,9 +24,12 @@ _COMPASS = pairs(
 )
 NEAR = "de|la|del"
 _STREET = re.compile(
-    rf"(?:(?P<first>\d{{1,5}})(?P<joint>[-–/]))?(?P<number>\d{{1,5}})(?P<letter>[A-Z]?)\s(?:(?P<side>[NSEW]|NE|NW|SE|SW)\.?\s)?(?P<name>(?:(?:[A-Z][\w'.]*|\d{{1,3}}(?:st|nd|rd|th)|de|la|del|of|the)\s){{1,4}}?)"
+    rf"(?P<number>\d{{1,5}})(?P<letter>[A-Z]?)\s(?:(?P<side>[NSEW]|NE|NW|SE|SW)\.?\s)?(?P<name>(?:(?:[A-Z][\w'.]*|\d{{1,3}}(?:st|nd|rd|th)|de|la|del|of|the)\s){{1,4}}?)"
     rf"(?P<kind>(?i:{_KINDS})|{_FULL})(?![A-Za-z])(?P<dot>\.)?"
 )
+_FIRST = re.compile(r"(?!9/11|24/7)(?P<first>\d{1,5})(?P<joint>[-–/])(?=\d)")
+"""Before the number of a house: 12/3 Oak St, 123-125 Main Rd."""
+
 _AFTER_NAME = re.compile(rf"(?P<kind>{_KINDS})(?![A-Za-z])(?P<dot>\.)?")
 _NAME_BEFORE = re.compile(r"\b(?:[A-Z][a-z']*|Jr\.|[A-Z]\.|\d+(?:st|nd|rd|th))\s$")
 _COMMON_BEFORE = re.compile(
@@ -104,6 +107,11 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         return
     if (found := _STREET.match(text, at)) and not found["name"].endswith((". ", " the ", " of ")):
         yield _street(text, found)
+    if text[at] <= "9" and (first := _FIRST.match(text, at)) and (found := _STREET.match(text, first.end())):
+        made = _street(text, found)
+        to = "slash" if first["joint"] == "/" else "to" if int(first["first"]) < int(found["number"]) else ""
+        unit = Piece(f"{grouped(first['first'])} {to}".strip(), *first.span("first"))
+        yield Candidate(made.end, made.cost, (unit, *made.pieces))
     if (found := _AFTER_NAME.match(text, at)) and _NAME_BEFORE.search(context) and _is_street(text, found):
         yield whole(
             found, SURE / 4, _STREETS[found["kind"]], mark="." * (bool(found["dot"]) and _ends(text, found.end()))
@@ -147,12 +155,7 @@ def _is_physician(text: str, found: re.Match[str]) -> bool:
 
 
 def _street(text: str, found: re.Match[str]) -> Candidate:
-    made = []
-    if found["first"]:
-        is_rising = int(found["first"]) < int(found["number"])
-        said = "slash" if found["joint"] == "/" else "to" if is_rising else ""
-        made.append(Piece(f"{grouped(found['first'])} {said}".strip(), *found.span("first")))
-    made.append(Piece(grouped(found["number"]), *found.span("number")))
+    made = [Piece(grouped(found["number"]), *found.span("number"))]
     if found["letter"]:
         made.append(Piece(found["letter"], *found.span("letter")))
     if found["side"]:

@@ -47,6 +47,8 @@ _JOINED = re.compile(r"[\w.-]$")
 
 
 def recognise(text: str, at: int) -> Iterator[Candidate]:
+    if "0" <= text[at] <= "9" and not ("A" <= text[at + 1 : at + 2] <= "Z" or "A" <= text[at + 2 : at + 3] <= "Z"):
+        return
     if _JOINED.search(before(text, at, 1)):
         return
     if text[at].isdecimal():

@@ -40,8 +40,8 @@ _RULES = re.compile(
 _NUMBER = re.compile(
     r"(?P<title>\d{1,4})(?P<point>\.)(?P<part>\d{1,4})(?P<letter>[a-z](?!\w))?(?:-(?P<rule>\d{1,2}))?(?![\w]|\.\d)"
 )
-_AFTER_SIGN = re.compile(r"(?:§|C\.?F\.?R\.?) ?$")
-"""Of a code's section: § 1798.100, § 240.10b-5."""
+_CODES = ("§", "§ ", "CFR ", "F.R. ")
+"""Before the number of a code's section: § 1798.100, § 240.10b-5."""
 
 _PROCEDURE = re.compile(r"(?P<kind>Civ|Crim|App|Bankr)\.\s(?P<of>P)\.(?=\s?\d)")
 _CONSTITUTION = re.compile(r"(?P<land>U\.\s?S\.)\s(?P<word>Const)\.")
@@ -54,7 +54,12 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         return
     if found := _CITED.match(text, at):
         yield _cited(found)
-    if (found := _NUMBER.match(text, at)) and _AFTER_SIGN.search(before(text, at, 8)):
+    if (
+        text[at] <= "9"
+        and "." in text[at + 1 : at + 5]
+        and text[max(0, at - 5) : at].endswith(_CODES)
+        and (found := _NUMBER.match(text, at))
+    ):
         parts = ((_number(found["title"]), "title"), ("point", "point"), (grouped(found["part"]), "part"))
         last = (spell(found["letter"] or ""), "letter"), (cardinal(found["rule"]) if found["rule"] else "", "rule")
         yield pieces(found, SURE / 2, *parts, *last)

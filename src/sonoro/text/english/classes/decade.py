@@ -37,7 +37,7 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
             yield pieces(found, SURE, (f"{said} to", "one"), (decade(found["two"]), "two"))
         elif len(found["one"]) == 4 or "'" in found[0] or _AFTER_THE.search(before(text, at)):
             yield whole(found, SURE, said)
-    if (found := _SAME.match(text, at)) and _BEFORE_SAME.search(before(text, at)):
+    if text[at + 1 : at + 2] == "s" and (found := _SAME.match(text, at)) and _BEFORE_SAME.search(before(text, at)):
         yield whole(found, SURE / 2, cardinal(found["digit"]) + ("es" if found["digit"] == "6" else "s"))
     if found := _SHORT_YEAR.match(text, at):
         yield whole(found, SURE, year(found["year"]))

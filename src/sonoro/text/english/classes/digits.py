@@ -71,7 +71,7 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         yield pieces(found, SURE, (grouped(found["lines"]), "lines"), (found["scan"], "scan"), (rate, "rate"))
     if found := _ERROR.match(text, at):
         yield whole(found, LIKELY, grouped(found[0]))
-    if (found := _STATUS.match(text, at)) and _ANSWERED.search(before(text, at)):
+    if text[at] in "45" and (found := _STATUS.match(text, at)) and _ANSWERED.search(before(text, at)):
         yield whole(found, LIKELY, grouped(found[0]))
     found = _EMERGENCY.match(text, at)
     if found and (_CALL.search(before(text, at)) or _CALLED.match(after(text, found.end()))):

@@ -56,9 +56,10 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         yield pieces(
             found, SURE, (decimal(found["top"]), "top"), ("out of", "of"), (decimal(found["bottom"]), "bottom")
         )
-    if found := _SIGHT.match(text, at):
+    is_slashed = "/" in text[at + 1 : at + 3]
+    if is_slashed and (found := _SIGHT.match(text, at)):
         yield whole(found, SURE / 2, f"{cardinal(found['top'])} {cardinal(found['bottom'])}")
-    if (found := _OUT_OF.match(text, at)) and not _IN_NUMBER.search(before(text, at, 2)):
+    if is_slashed and (found := _OUT_OF.match(text, at)) and not _IN_NUMBER.search(before(text, at, 2)):
         yield pieces(
             found, SURE, (cardinal(found["top"]), "top"), ("out of", "of"), (cardinal(found["bottom"]), "bottom")
         )

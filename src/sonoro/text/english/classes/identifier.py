@@ -62,11 +62,16 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     if found := _CLAUSE.match(text, at):
         number = " point ".join(cardinal(part) for part in found["number"].split("."))
         yield pieces(found, SURE, (spell(found["letter"]), "letter"), (f"point {number}", "number"))
-    if found := _PAPER.match(text, at):
+    if text[at] == "a" and (found := _PAPER.match(text, at)):
         version = f"version {cardinal(found['version'])}" if found["version"] else ""
         paper = (digits(found["month"]), "month"), ("dot", "dot"), (digits(found["number"]), "number")
         yield pieces(found, SURE / 2, ("archive", "name"), *paper, (version, "version"))
-    if (found := _DOCKET.match(text, at)) and _OF_DOCKET.search(context):
+    if (
+        text[at] <= "9"
+        and "-" in text[at + 1 : at + 4]
+        and (found := _DOCKET.match(text, at))
+        and _OF_DOCKET.search(context)
+    ):
         yield pieces(found, SURE, (grouped(found["one"]), "one"), (grouped(found["two"]), "two"))
     if found := _EPISODE.match(text, at):
         yield pieces(found, SURE / 2, (f"season {cardinal(found['s'])}", "s"), (f"episode {cardinal(found['e'])}", "e"))

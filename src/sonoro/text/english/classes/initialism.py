@@ -61,7 +61,9 @@ _ONSET = re.compile(
 )
 """How a word that can be said begins."""
 
-_CODA = re.compile(r".+(?:[BCDFGKPTV][LRN]|HR|[TPKCGD][BDG]|[BDGKPTV]F|[DGKPTV]C|KSC|[LMNPRT]CS)$")
+_CODA = re.compile(
+    r".+(?:[BCDFGKPTV][LR]|[CPT]HR|[TPKC][BDG]|G[BD]|D[BG]|[BDGKPTV]F|[DGKPTV]C|KSC|[LMPT]CS)$"
+)
 """How no word ends: AAPL, ECHR, ALCS."""
 
 _NO_CLAUSE = re.compile(r"[^\w' ]")
@@ -94,7 +96,7 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     if found := _GRADE.match(text, at):
         sign = ("plus" if found["sign"] == "+" else "minus") + "es" * bool(found["s"])
         yield pieces(found, SURE, (spell(found["grade"]), "grade"), (sign, "sign"))
-    if (found := _BLOOD.match(text, at)) and _OF_BLOOD.search(before(text, at)):
+    if text[at] in "ABO" and (found := _BLOOD.match(text, at)) and _OF_BLOOD.search(before(text, at)):
         sign = "positive" if found["sign"] == "+" else "negative"
         yield pieces(found, SURE / 2, (spell(found["group"]), "group"), (sign, "sign"))
     if (found := _DICTATED.match(text, at)) and len(set(found[0])) > 2:

@@ -60,7 +60,7 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
         yield made
         if to := _TO_FEET.match(text, made.end):
             yield Candidate(to.end(), SURE, (*made.pieces, Piece("to", *to.span("to"))))
-    if (found := _MINUTE.match(text, at)) and _is_of_match(text, found):
+    if "'" in text[at + 1 : at + 7] and (found := _MINUTE.match(text, at)) and _is_of_match(text, found):
         yield _minute(found)
     if (
         (found := _INCHES.match(text, at))

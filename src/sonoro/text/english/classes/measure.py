@@ -84,7 +84,7 @@ _JOINT = re.compile(rf"(?:\s?/\s?|[-–])(?={NUMBER}\s?[A-Za-zμΩ°])")
 _PER_TIME = re.compile(r"(?P<per>/)(?P<time>day|d|hr?|min|wk|week|month|year)(?!\w)")
 _SPOONS = {"t": "tsp", "T": "tbsp", "pt": "pt."}
 _OF_ARRIVAL = re.compile(r"\bETA:? $")
-_PRINTED = re.compile(r" (?:font|type|lead|game|shot|play|rex)\b")
+_PRINTED = re.compile(r" (?:font|type|lead|game|shot|play|rex|behind|ahead|clear|up|down|off)\b")
 _SHORT_WORDS = listed("in a at as am pm do me us to or by no it is be we he bar mil mo ha pt cal sec")
 
 

@@ -41,7 +41,7 @@ _BEFORE_SCORE = re.compile(r"\b[A-Z][a-z.]+ $")
 _IN_FORMULA = re.compile(r"(?:[\w)\]]|[-+*/=×]\s?)\($")
 NEAR = "record"
 _OF_RECORD = re.compile(r"\b(?:[Ww]ent|record (?:of|is|was)) $")
-_AHEAD = re.compile(r" (?:up|down|ahead|behind|in front)\b")
+_AFTER_RECORD = re.compile(r"\s*(?:[.,;:)!?]|$)| (?:and|but|in|on|at|this|last|with|overall|against|during|as)\b")
 """Games won and lost: went 7-10."""
 
 _COMPARED = re.compile(
@@ -68,7 +68,7 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     if found := _RANGE.match(text, at):
         is_padded = re.match(r"0\d", found["low"]) or re.match(r"0\d", found["high"])
         if not is_padded:
-            is_record = _OF_RECORD.search(before(text, at)) and not _AHEAD.match(after(text, found.end()))
+            is_record = _OF_RECORD.search(before(text, at)) and _AFTER_RECORD.match(after(text, found.end()))
             yield _joined(found, POSSIBLE, "and" if is_record or is_between(text, found) else "to")
     if found := _SPACED.match(text, at):
         is_rising = float(found["low"].replace(",", "")) < float(found["high"].replace(",", ""))

@@ -46,20 +46,20 @@ _IN_NUMBER = re.compile(r"[\d$£€#]$|\d[.,]$")
 
 
 def recognise(text: str, at: int) -> Iterator[Candidate]:
+    if not text[at].isalnum():
+        if text[at] == "/" and (found := _SLASH.match(text, at)) and _AFTER_THINGS.search(before(text, at)):
+            yield _behind_slash(found)
+        return
     context = before(text, at, 2)
     if text[at].isdecimal():
         if (found := _ALONE_PER.match(text, at)) and not _IN_NUMBER.search(context):
             yield _per(found)
         return
-    if text[at] == "/":
-        if (found := _SLASH.match(text, at)) and _AFTER_THINGS.search(before(text, at)):
-            yield _behind_slash(found)
-        return
     if _BY.match(text, at) and _AFTER_LENGTH.search(before(text, at)):
         yield Candidate(at + 1, SURE / 2, (Piece("by", at, at + 1),))
     if _JOINED.search(context):
         return
-    if found := _EVERY.match(text, at):
+    if text[at] == "q" and (found := _EVERY.match(text, at)):
         high = f"{found['low']}-{found['high']}" if found["high"] else found["low"]
         name = (unit(found["unit"]) or ("day", "days"))[high != "1"]
         said = " to ".join(map(decimal, high.split("-")))

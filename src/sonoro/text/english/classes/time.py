@@ -78,7 +78,7 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     if text[at].isalpha():
         if (found := _AT.match(text, at)) and context[-1:].isdecimal():
             yield pieces(found, SURE, ("at", 0))
-        if (found := _COUNTDOWN.match(text, at)) and not context[-1:].isalnum():
+        if text[at] == "T" and (found := _COUNTDOWN.match(text, at)) and not context[-1:].isalnum():
             yield pieces(found, SURE / 2, ("T", 0), ("minus", "minus"))
         if text[at] in "GUnm":
             yield from _named(text, at)
@@ -88,9 +88,13 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     for form in (_CLOCK, _DOTTED, _HOUR):
         if found := form.match(text, at):
             yield _time(text, found)
-    if found := _RACED.match(text, at):
+    if ":" in text[at + 1 : at + 3] and (found := _RACED.match(text, at)):
         yield _raced(found)
-    if (found := _HALVES.match(text, at)) and (end := _HALF_END.match(text, found.end())):
+    if (
+        "-" in text[at + 2 : at + 7]
+        and (found := _HALVES.match(text, at))
+        and (end := _HALF_END.match(text, found.end()))
+    ):
         made = (*_half(found), *pieces(found, 0.0, ("to", "to")).pieces, *_half(end))
         yield Candidate(end.end(), SURE / 2, made)
     if found := _LAP.match(text, at):
