@@ -11,7 +11,7 @@ from .common import LABELS, ends_sentence, pieces, whole
 STARTS = ("letter",)
 
 _DOTTED = re.compile(r"(?:[A-Za-z]\.){2,8}(?P<last>[A-Z](?![\w]))?(?P<s>'?s\b)?")
-_CAPITALS = re.compile(r"(?P<letters>[A-Z]{2,6})(?P<s>'?s)?(?![\w])")
+_CAPITALS = re.compile(r"(?P<letters>[A-Z]{2,6})(?P<s>'?s)?(?!\w|'(?:T|RE|LL|VE|D|M)\b)")
 _INITIAL = re.compile(r"[A-Z]\.(?=\s[A-Z])")
 _DEGREE = re.compile(r"(?:Ph\.? ?D|M\.? ?Sc|B\.? ?Sc|M\.? ?D|Ed\.? ?D|LL\. ?[BMD])\.?(?P<s>s)?(?![A-Za-z])\.?")
 _BLOOD = re.compile(r"(?P<group>A|B|AB|O)(?P<sign>[-+])(?![\w+-])")
@@ -61,9 +61,7 @@ _ONSET = re.compile(
 )
 """How a word that can be said begins."""
 
-_CODA = re.compile(
-    r".+(?:[BCDFGKPTV][LR]|[CPT]HR|[TPKC][BDG]|G[BD]|D[BG]|[BDGKPTV]F|[DGKPTV]C|KSC|[LMPT]CS)$"
-)
+_CODA = re.compile(r".+(?:[BCDFGKPTV][LR]|[CPT]HR|[TPKC][BDG]|G[BD]|D[BG]|[BDGKPTV]F|[DGKPTV]C|KSC|[LMPT]CS)$")
 """How no word ends: AAPL, ECHR, ALCS."""
 
 _NO_CLAUSE = re.compile(r"[^\w' ]")

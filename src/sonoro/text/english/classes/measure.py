@@ -80,6 +80,9 @@ _OF_THINGS = re.compile(
     r"sockets?|steaks?|supply|tablets?|tanks?|trips?|tins?|film|tubes?|turbo|walks?|zones?)\b"
 )
 _OF_SPORT = re.compile(r" (?:dash|sprint|relay|race|hurdles|freestyle|backstroke|breaststroke|butterfly|swim)\b")
+_NOUNS = {"m": _OF_SPORT, **dict.fromkeys(("yr", "yrs", "min", "hr", "mo"), _OF_TIME)}
+"""What follows a unit that is singular, by the unit."""
+
 _JOINT = re.compile(rf"(?:\s?/\s?|[-–])(?={NUMBER}\s?[A-Za-zμΩ°])")
 _PER_TIME = re.compile(r"(?P<per>/)(?P<time>day|d|hr?|min|wk|week|month|year)(?!\w)")
 _SPOONS = {"t": "tsp", "T": "tbsp", "pt": "pt."}
@@ -158,12 +161,9 @@ def _measure(text: str, found: re.Match[str]) -> Candidate | None:
     is_one = (found["number"] == "1" or is_part) and not (
         found["fraction"] or found["vulgar"] or found["scale"] or found["low"]
     )
-    is_rate = _OF_RATE.search(before(text, found.start(), 60)) or (symbol == "bps" and "." in found["number"])
-    if symbol in ("bp", "bps") and is_rate:
+    if symbol in ("bp", "bps") and _is_rate(text, found):
         names = ("basis point", "basis points")
-    nouns = {"m": _OF_SPORT, "yr": _OF_TIME, "yrs": _OF_TIME, "min": _OF_TIME, "hr": _OF_TIME, "mo": _OF_TIME}.get(
-        symbol, _OF_THINGS
-    )
+    nouns = _NOUNS.get(symbol, _OF_THINGS)
     is_before_noun = is_attributive(text, found.start(), found.end(), is_close=found["gap"] == "") or (
         nouns is not None and not found["dot"] and nouns.match(text, found.end()) is not None
     )
@@ -194,8 +194,13 @@ def _measure(text: str, found: re.Match[str]) -> Candidate | None:
             named = "one hundred " * bool(found["hundred"]) + under[1]
         parts += [("per" if found["per"] != "·" else "", "per"), (named, "under")]
     # 0.5mm² is no product of letters.
-    is_power = is_close and len(symbol) > 1 and bool(found["power"])
-    return pieces(found, SURE - is_power / 4 if is_close or len(symbol) > 1 else LIKELY, *parts)
+    has_power = is_close and len(symbol) > 1 and bool(found["power"])
+    return pieces(found, SURE - has_power / 4 if is_close or len(symbol) > 1 else LIKELY, *parts)
+
+
+def _is_rate(text: str, found: re.Match[str]) -> bool:
+    """Whether points are of a rate, rather than bits per second: those are whole."""
+    return _OF_RATE.search(before(text, found.start(), 60)) is not None or "." in found["number"]
 
 
 def _is_unit(text: str, found: re.Match[str], symbol: str, *, is_close: bool) -> bool:

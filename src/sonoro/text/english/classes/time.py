@@ -88,19 +88,7 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
     for form in (_CLOCK, _DOTTED, _HOUR):
         if found := form.match(text, at):
             yield _time(text, found)
-    if ":" in text[at + 1 : at + 3] and (found := _RACED.match(text, at)):
-        yield _raced(found)
-    if (
-        "-" in text[at + 2 : at + 7]
-        and (found := _HALVES.match(text, at))
-        and (end := _HALF_END.match(text, found.end()))
-    ):
-        made = (*_half(found), *pieces(found, 0.0, ("to", "to")).pieces, *_half(end))
-        yield Candidate(end.end(), SURE / 2, made)
-    if found := _LAP.match(text, at):
-        second = decimal(f"{int(found['second'])}.{found['part']}")
-        minutes = count(found["minute"], "minute", "minutes")
-        yield pieces(found, SURE, (minutes, "minute"), (second, "second"), ("seconds", "part"))
+    yield from _of_races(text, at)
     yield from _in_four_digits(text, at)
     if (found := _DOTTED_AT.match(text, at)) and _is_travel(text, found):
         yield pieces(found, SURE, (cardinal(found["hour"].lstrip("0")), "hour"), (_minutes(found["minute"]), "minute"))
@@ -130,6 +118,23 @@ def recognise(text: str, at: int) -> Iterator[Candidate]:
             if found[unit]
         ]
         yield pieces(found, SURE, *named)
+
+
+def _of_races(text: str, at: int) -> Iterator[Candidate]:
+    """Lengths of races and laps, and hours of schedules."""
+    if ":" in text[at + 1 : at + 3] and (found := _RACED.match(text, at)):
+        yield _raced(found)
+    if (
+        "-" in text[at + 2 : at + 7]
+        and (found := _HALVES.match(text, at))
+        and (end := _HALF_END.match(text, found.end()))
+    ):
+        made = (*_half(found), *pieces(found, 0.0, ("to", "to")).pieces, *_half(end))
+        yield Candidate(end.end(), SURE / 2, made)
+    if found := _LAP.match(text, at):
+        second = decimal(f"{int(found['second'])}.{found['part']}")
+        minutes = count(found["minute"], "minute", "minutes")
+        yield pieces(found, SURE, (minutes, "minute"), (second, "second"), ("seconds", "part"))
 
 
 def _half(found: re.Match[str]) -> tuple[Piece, ...]:
