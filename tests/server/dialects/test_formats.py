@@ -54,6 +54,16 @@ def encoded(format: AudioFormat, samples: np.ndarray, rate: int) -> bytes:
         threads.shutdown()
 
 
+@pytest.mark.parametrize("rate", [-1, 0, 7999, 48_001, 2**40])
+def test_a_header_is_made_for_no_rate_that_no_encoder_has(rate: int) -> None:
+    """It holds 32 bits of it."""
+    wav = {"container": "wav", "encoding": "pcm_s16le", "sample_rate": rate}
+    for format in (cartesia.Output.model_validate(wav), deepgram.Query(encoding="linear16", sample_rate=rate)):
+        with pytest.raises(InvalidRequest, match=f"^sample_rate: {rate} is not allowed"):
+            format.whole if isinstance(format, deepgram.Query) else format.audio
+    assert deepgram.Query(sample_rate=rate).streamed.rate == rate  # refused with the other fields
+
+
 def test_bit_rates_are_those_that_names_and_fields_ask_for() -> None:
     """Samples have none, so that a name which gives them one is none of ElevenLabs'."""
     assert elevenlabs.audio_format("mp3_44100_64") == AudioFormat("mp3", 44100, bit_rate=64_000)

@@ -49,7 +49,12 @@ class Query(Message):
     @property
     def streamed(self) -> AudioFormat:
         """The audio format of a WebSocket: raw samples without a header."""
-        return sample_format(self.encoding or "linear16", self.sample_rate or 24000)
+        return sample_format(self.encoding or "linear16", self._rate)
+
+    @property
+    def _rate(self) -> int:
+        """Of samples, in Hz."""
+        return 24000 if self.sample_rate is None else self.sample_rate
 
     @property
     def whole(self) -> AudioFormat:
@@ -57,7 +62,7 @@ class Query(Message):
         encoding = self.encoding or "mp3"
         if encoding in ("mp3", "opus", "flac", "aac"):
             return AudioFormat(encoding, self.sample_rate, bit_rate=self.bit_rate)
-        return sample_format(encoding, self.sample_rate or 24000, is_wav=self.container != "none")
+        return sample_format(encoding, self._rate, is_wav=self.container != "none")
 
 
 def _refusal(refused: Refusal, request_id: str) -> Response:

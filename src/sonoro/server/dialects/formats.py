@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sonoro.audio.encoders import MAX_RATE, MIN_RATE
 from sonoro.audio.pcm import a_law, mu_law
 from sonoro.audio.wav import wav_header
 from sonoro.core.errors import InvalidRequest
@@ -71,5 +72,7 @@ def sample_format(encoding: str, rate: int | None, *, is_wav: bool = False) -> A
     convert, tag, width, content_type = _SAMPLES[encoding]
     if not is_wav:
         return AudioFormat("pcm", rate, convert, b"", content_type)
-    rate = rate or 24000
+    rate = 24000 if rate is None else rate
+    if not MIN_RATE <= rate <= MAX_RATE:
+        raise InvalidRequest("sample_rate", rate, f"it must be from {MIN_RATE} to {MAX_RATE}")
     return AudioFormat("pcm", rate, convert, wav_header(rate, encoding=tag, width=width), "audio/wav")
