@@ -14,13 +14,28 @@ from processes import GUARD_S
 from servers import SETTINGS, sound
 from sine_engines import alone, nothing_left, run, until
 
+from sonoro.core.errors import ConfigError
 from sonoro.core.types import SpeechRequest
+from sonoro.server.listening import listen_often
 
 __all__ = ["nothing_left"]
 
 pytestmark = pytest.mark.usefixtures("tmp_path", "nothing_left")
 
 EXPECTED = SpeechRequest(id="a", text="Some words.", voice="low")
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_port_is_one_servers(count: int) -> None:
+    """Whose sockets share it; those of another would get a part of its connections."""
+    first = listen_often(dataclasses.replace(SETTINGS, port=0), count)
+    taken = dataclasses.replace(SETTINGS, port=first[0].getsockname()[1])
+    for sock in first:
+        with pytest.raises(ConfigError, match=r"port: .* is not allowed; cannot listen there"):
+            listen_often(taken, 2)
+        sock.close()
+    for sock in listen_often(taken, 2):
+        sock.close()
 
 
 def test_fronts_share_counts_voices_and_lexicons() -> None:

@@ -23,7 +23,8 @@ SEND_BUFFER_BYTES = 65536
 
 def listen_often(config: ServerConfig, count: int) -> list[socket.socket]:
     """As `listen`, `count` sockets at one address: the system gives each connection to one of them, and keeps it while
-    the process that accepts there is replaced."""
+    the process that accepts there is replaced. Raises `ConfigError` if another server listens there."""
+    listen(config).close()  # which sockets that may share an address with another server's would not find out
     sockets = [listen(config, is_shared=True)]
     config = dataclasses.replace(config, port=sockets[0].getsockname()[1])
     return sockets + [listen(config, is_shared=True) for _ in range(count - 1)]
