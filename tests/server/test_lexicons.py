@@ -1,5 +1,6 @@
 """Registered lexicons: by name, version and key, at the native routes and at those of ElevenLabs and Cartesia."""
 
+import asyncio
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from sessions import audio_of, session, socket
 from sine_engines import nothing_left, run
 
 from sonoro.core.errors import ConfigError
-from sonoro.server.lexicons import LexiconStore
+from sonoro.server.keys import UNKEYED
+from sonoro.server.lexicons import MAX_VERSIONS, LexiconStore
+from sonoro.text.script import lexicon_of
 
 __all__ = ["nothing_left"]
 
@@ -101,6 +104,78 @@ def test_what_is_no_lexicon_is_refused(body: dict[str, Any]) -> None:
             assert (await server.http.post(LEXICONS, json=body)).status_code == 400
 
     run(ask())
+
+
+@pytest.mark.parametrize(
+    ("body", "parameter"),
+    [
+        ({}, "rules"),
+        ({"rules": {"": "x"}}, "rules"),
+        ({"content": "no rule"}, "content"),
+        ({"content": "SQL=sequel", "rules": {"SQL": "x"}}, "content"),
+    ],
+)
+def test_a_refusal_names_the_field_that_was_sent(body: dict[str, Any], parameter: str) -> None:
+    async def ask() -> None:
+        async with serving("shown") as server:
+            check_error(await server.http.post(LEXICONS, json={"name": "a", **body}), 400, parameter)
+
+    run(ask())
+
+
+def test_a_new_version_may_have_a_new_description() -> None:
+    async def ask() -> None:
+        async with serving("shown") as server:
+            for given, shown in (({"description": "one"}, "one"), ({"description": "two"}, "two"), ({}, "two")):
+                body = {"name": "words", "rules": {"SQL": shown}, **given}
+                assert (await server.http.post(LEXICONS, json=body)).json()["description"] == shown
+                [listed] = (await server.http.get(LEXICONS)).json()["lexicons"]
+                assert listed["description"] == shown
+
+    run(ask())
+
+
+def test_one_name_that_is_registered_many_times_at_once_is_one_lexicon(tmp_path: Path) -> None:
+    """So that nothing of it is left once it is deleted."""
+    settings = dataclasses.replace(SETTINGS, lexicons_folder=str(tmp_path))
+
+    async def ask() -> None:
+        async with serving("shown", settings) as server:
+            bodies = [{"name": "words", "rules": {"SQL": "x" * count}} for count in range(1, 7)]
+            answers = await asyncio.gather(*(server.http.post(LEXICONS, json=body) for body in bodies))
+            assert len({answer.json()["id"] for answer in answers}) == 1
+            assert (await server.http.delete(f"{LEXICONS}/words")).status_code == 200
+            assert (await server.http.get(LEXICONS)).json()["lexicons"] == []
+
+    run(ask())
+
+
+def test_servers_that_write_at_once_come_to_the_same_versions(tmp_path: Path) -> None:
+    """Also of one name, beyond the number of versions, and in whatever order they read."""
+    settings = dataclasses.replace(SETTINGS, lexicons_folder=str(tmp_path))
+
+    async def write() -> None:
+        stores = [LexiconStore(settings, 1) for _ in range(3)]
+        for store in stores:
+            await store.open()
+        for turn in range(MAX_VERSIONS):
+            for number, store in enumerate(stores):  # none has read what the others write in this turn
+                alias = "same" if turn == 2 else f"{turn} {number}"
+                await store.put(UNKEYED, lexicon_of({"SQL": alias}), "words", by_name=True)
+            for store in stores[turn % 2 :: 2]:
+                await store.refresh()
+        for _ in range(2):
+            for store in stores:
+                await store.refresh()
+        last = lexicon_of({"SQL": f"{MAX_VERSIONS - 1} 2"}).version
+        for store in stores:
+            [one] = store.of(UNKEYED)
+            assert (one.newest.version, len(one.versions)) == (last, MAX_VERSIONS)
+            assert sorted(one.files.values()) == sorted(path.name for path in tmp_path.iterdir())
+        for store in stores:
+            store.close()
+
+    run(write())
 
 
 def test_elevenlabs_dictionaries_are_lexicons() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, JsonValue
 
+from sonoro.core.errors import InvalidRequest
 from sonoro.server.errors import refusals
 from sonoro.server.lexicons import made, shown
 from sonoro.server.openapi import object_of, request_body
@@ -52,11 +53,15 @@ def lexicon_routes(service: Service) -> APIRouter:
         """Register a lexicon; one of that name gets a new version."""
         async with service.speech.bodies.body(request, MAX_BYTES) as payload:
             body = parse(LexiconBody, payload)
-            lexicon = await made(body.rules, body.content)
+            if body.content is not None and body.rules is not None:
+                raise InvalidRequest("content", f"{len(body.content)} characters", "give it or rules, not both")
+            field = "rules" if body.content is None else "content"
+            try:
+                lexicon = await made(body.rules, body.content)
+            except InvalidRequest as error:
+                raise InvalidRequest(field, error.value, error.limit) from None
         caller = request.state.caller
-        mine = [one for one in store.of(caller) if one.owner == caller.owner and one.name == body.name]
-        into = mine[-1] if mine else None
-        return shown(await store.put(caller, lexicon, body.name, description=body.description, into=into))
+        return shown(await store.put(caller, lexicon, body.name, description=body.description, by_name=True))
 
     @router.get("/{name}", responses=_ONE)
     async def lexicon(request: Request, name: str) -> dict[str, Any]:

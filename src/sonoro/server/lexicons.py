@@ -4,6 +4,8 @@ too. Knows no route."""
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import logging
 import time
 import uuid
@@ -56,15 +58,22 @@ class StoredLexicon:
         return next(reversed(self.versions.values()))
 
     def add(self, lexicon: Lexicon, file: str) -> list[str]:
-        """Make `lexicon` the newest version; returns the files that are not needed any more."""
-        old = [known for version, known in self.files.items() if version == lexicon.version and known != file]
+        """Add a version, which is as new as the name of its file says; returns the files that are not needed any more.
+        Each server comes to the same versions, in whatever order it reads the files."""
+        known = self.files.get(lexicon.version, "")
+        if known > file:
+            return [file]
         self.drop(lexicon.version)
-        self.versions[lexicon.version], self.files[lexicon.version] = lexicon, file
-        while len(self.versions) > MAX_VERSIONS:
-            oldest = next(iter(self.versions))
-            old.append(self.files[oldest])
-            self.drop(oldest)
-        return old
+        by_file = sorted((file, version) for version, file in [*self.files.items(), (lexicon.version, file)])
+        lexicons = {**self.versions, lexicon.version: lexicon}
+        self.files = {version: file for file, version in by_file[-MAX_VERSIONS:]}
+        self.versions = {version: lexicons[version] for version in self.files}
+        return [old for old, _ in by_file[:-MAX_VERSIONS]] + ([known] if known and known != file else [])
+
+    def next_file(self) -> str:
+        """The name of a file that is newer than all others, also those of servers whose clock is ahead."""
+        newest = max(self.files.values(), default="-0").rpartition("-")[2].removesuffix(_SUFFIX)
+        return f"{self.id}-{max(time.time_ns(), int(newest) + 1):020d}{_SUFFIX}"
 
     def drop(self, version: str) -> None:
         self.versions.pop(version, None)
@@ -143,29 +152,45 @@ class LexiconStore:
         return found[-1]
 
     async def put(
-        self, caller: Caller, lexicon: Lexicon, name: str, *, description: str = "", into: StoredLexicon | None = None
+        self,
+        caller: Caller,
+        lexicon: Lexicon,
+        name: str,
+        *,
+        description: str = "",
+        into: StoredLexicon | None = None,
+        by_name: bool = False,
     ) -> StoredLexicon:
-        """Store `lexicon` as a new one of that name, or as the newest version of `into`, which gets the name. Raises
-        `InvalidRequest`, `TooManyLexicons`, and `EngineError` if it cannot be stored."""
+        """Store `lexicon` as a new one of that name, or as the newest version of `into`, which gets the name; `by_name`
+        into the caller's own of that name, if there is one. Raises `InvalidRequest`, `TooManyLexicons`, and
+        `EngineError` if it cannot be stored."""
         if not name.strip() or len(name) > MAX_NAME or "/" in name:
             raise InvalidRequest("name", name, f"it must have 1 to {MAX_NAME} characters, without a slash")
         async with self._lock:
             owner = caller.owner if into is None else into.owner
             mine = [one for one in self._stored.values() if one.owner == owner]
+            if by_name:
+                named = [one for one in mine if one.name == name]
+                into = max(named, key=lambda one: one.created_s, default=None)
             held = sum(len(each.rules) for one in mine for each in one.versions.values())
             known = into is not None and lexicon.version in into.versions
             if (into is None and len(mine) >= MAX_OF_KEY) or held + len(lexicon.rules) * (not known) > self._share:
                 raise TooManyLexicons(f"a key may hold {MAX_OF_KEY} lexicons and {self._share} rules; delete one first")
-            one = into or StoredLexicon(uuid.uuid4().hex[:20], name, owner, description)
-            file = f"{one.id}-{time.time_ns():020d}{_SUFFIX}"
-            facts = one.id, name, owner, one.description, one.created_s
+            one = into or StoredLexicon(self._new_id(owner, name if by_name else None), name, owner)
+            file, description = one.next_file(), description or one.description
+            facts = one.id, name, owner, description, one.created_s
             await self._write(file, _File(*facts, lexicon.is_recursive, list(lexicon.rules)))
-            one.name = name
+            one.name, one.description = name, description
             self._stored[one.id] = one
             for old in one.add(lexicon, file):
                 await self._remove(old)
             self._changes.note()
         return one
+
+    def _new_id(self, owner: str, name: str | None) -> str:
+        """An id; the same for the same `name`, which several servers may register at a time."""
+        named = hashlib.sha256(json.dumps([owner, name]).encode()).hexdigest()[:20]
+        return uuid.uuid4().hex[:20] if name is None or named in self._stored else named
 
     def own(self, caller: Caller, name: str) -> StoredLexicon:
         """One's own lexicon with that id or name. Raises `UnknownLexicon`."""
@@ -269,8 +294,10 @@ class LexiconStore:
             return
         known = StoredLexicon(stored.id, stored.name, stored.owner, stored.description, stored.created_s)
         one = self._stored.setdefault(stored.id, known)
-        one.name = stored.name
-        one.add(lexicon, file)
+        for old in one.add(lexicon, file):
+            await self._in_thread(self._files.delete, old)
+        if one.files.get(one.newest.version) == file:
+            one.name, one.description = stored.name, stored.description
 
     def _forget(self, one: StoredLexicon, file: str) -> None:
         """Drop what was in a `file` that is gone."""
