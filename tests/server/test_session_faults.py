@@ -14,7 +14,7 @@ import httpx
 import pytest
 from processes import GUARD_S
 from servers import FRONTS, SETTINGS, serving
-from sessions import TEXT, Session, ended, session, whole
+from sessions import TEXT, Session, ended, session, socket, whole
 from sine_engines import LONG, engines, nothing_left, run, until
 from starlette.websockets import WebSocket, WebSocketDisconnect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -118,6 +118,21 @@ def test_a_key_comes_as_a_header_or_as_a_protocol_and_other_origins_need_a_permi
 
     run(knock())
     assert not [record for record in caplog.records if record.levelname == "ERROR"], "strangers may not fill the log"
+
+
+@pytest.mark.parametrize("path", ["/v1/audio/speech/streams", "/v1/audio/speech"])
+def test_a_socket_at_a_path_without_one_is_told_so(path: str) -> None:
+    async def knock() -> None:
+        async with serving("live") as server:
+            with pytest.raises(InvalidStatus) as refused:
+                async with socket(server, path):
+                    pass
+            response = refused.value.response
+            assert response.status_code == 404
+            assert path in json.loads(response.body)["error"]["message"]
+            assert len(response.headers["x-request-id"]) == 32
+
+    run(knock())
 
 
 def test_no_more_sessions_are_open_than_may_be() -> None:

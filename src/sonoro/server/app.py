@@ -18,6 +18,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Match
+from starlette.types import Receive, Scope, Send
 
 from sonoro.core.errors import SonoroError
 from sonoro.core.version import VERSION
@@ -97,6 +98,7 @@ def create_app(
     app.include_router(usage_routes(service))
     app.include_router(playground_routes(service))
     app.include_router(api_page_routes(app))
+    app.router.default = _find_nothing
     return app
 
 
@@ -116,6 +118,11 @@ def _add_middleware(app: FastAPI, config: ServerConfig, service: Service) -> Non
     app.add_middleware(RequestIds, caller=service.keys.keyless)
 
 
+async def _find_nothing(scope: Scope, receive: Receive, send: Send) -> None:
+    """Refuse a path without a route; Starlette would refuse a WebSocket there with 403 and without a word."""
+    raise HTTPException(404)
+
+
 async def _answer_http_error(request: Request, error: Exception) -> Response:
     """Answer an unknown path or method."""
     assert isinstance(error, HTTPException), error
@@ -124,7 +131,8 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
         detail += "; /docs lists what is here"
     elif error.status_code == 405:
         detail += f"; use {' or '.join(_methods(request))}"
-    refused = plain_refusal(error.status_code, f"{request.method} {request.url.path}: {detail}", "http")
+    method = request.scope.get("method", "WS")
+    refused = plain_refusal(error.status_code, f"{method} {request.url.path}: {detail}", "http")
     request.state.facts["code"] = refused.error["code"]
     headers = {**refused.headers, **(error.headers or {})}
     if error.status_code == 405:

@@ -77,7 +77,7 @@ class RequestIds:
 
         async def send_named(message: Message) -> None:
             nonlocal answered
-            if message["type"] == "http.response.start":
+            if message["type"].endswith("http.response.start"):  # also of a refused WebSocket
                 MutableHeaders(scope=message)["x-request-id"] = request_id
             answered = 101 if message["type"] == "websocket.accept" else message.get("status", answered)
             await send(message)
