@@ -198,6 +198,21 @@ def test_nonsense_after_an_answer_ends_the_connection_alone(caplog: pytest.LogCa
 
 
 @pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize(("version", "first"), [("1.0", b"HTTP/1.1 200"), ("1.1", b"HTTP/1.1 100")])
+def test_a_client_is_told_to_go_on_in_a_version_that_knows_it(version: str, first: bytes) -> None:
+    """RFC 9110, 10.1.1."""
+    body = b'{"input": "Some words."}'
+    head = f"POST {SPEECH} HTTP/{version}\r\nHost: localhost\r\nExpect: 100-continue\r\nConnection: close\r\n"
+
+    async def ask() -> None:
+        async with serving() as server, connection(server) as (reader, writer):
+            writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            assert (await closed(reader)).startswith(first)
+
+    run(ask())
+
+
+@pytest.mark.usefixtures("nothing_left")
 def test_where_a_body_ends_with_its_connection_one_that_was_cut_off_is_reset() -> None:
     body = b'{"input": "Some words.", "response_format": "pcm", "max_new_tokens": %d, "ignore_eos": true}'
 

@@ -213,7 +213,7 @@ class Connection(HttpToolsProtocol):
                 access_log=self.access_log,
                 default_headers=self.server_state.default_headers,
                 message_event=asyncio.Event(),
-                expect_100_continue=self.expect_100_continue,
+                expect_100_continue=self.expect_100_continue and version != "1.0",  # which knows no such answer
                 keep_alive=version != "1.0" and self.parser.should_keep_alive(),
                 on_response=self.on_response_complete,
             ),
