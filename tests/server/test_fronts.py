@@ -1,22 +1,27 @@
 """A server of several front processes: its limits are those of one, and the end of a front is that of its streams."""
 
 import asyncio
+import collections
 import contextlib
 import dataclasses
+import errno
 import os
 import signal
 import time
+from asyncio import create_subprocess_exec
+from collections.abc import Awaitable, Callable
 
 import httpx
 import pytest
 from front_servers import BODY, Server, pids, serving
 from processes import GUARD_S
 from servers import SETTINGS, sound
-from sine_engines import alone, nothing_left, run, until
+from sine_engines import alone, engines, nothing_left, run, until
 
 from sonoro.core.errors import ConfigError
 from sonoro.core.types import SpeechRequest
 from sonoro.server.listening import listen_often
+from sonoro.transport import launch
 
 __all__ = ["nothing_left"]
 
@@ -164,6 +169,39 @@ def test_a_front_that_is_killed_loses_its_own_streams_alone() -> None:
         return await server.metric("sonoro_engine_running") == 0 == await server.metric("sonoro_requests_in_flight")
 
     run(kill())
+
+
+def test_what_cannot_be_started_is_started_later(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A front, at whose socket connections wait, and an engine: where the system has no process left for a while."""
+    counts = collections.Counter[str]()
+
+    def fails_at_first(name: str, start: Callable[..., Awaitable[object]]) -> Callable[..., Awaitable[object]]:
+        async def started(*arguments: object, **given: object) -> object:
+            counts[name] += 1
+            if counts[name] == 1:
+                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+            return await start(*arguments, **given)
+
+        return started
+
+    async def start() -> None:
+        async with serving() as server:
+            with monkeypatch.context() as patched:
+                patched.setattr(asyncio, "create_subprocess_exec", fails_at_first("front", create_subprocess_exec))
+                os.kill(min(pids()), signal.SIGKILL)
+                await until(lambda: counts["front"] == 2 and len(pids()) == 2)
+            assert {(await server.post()).content for _ in range(8)} == {alone(EXPECTED)}
+            monkeypatch.setattr(launch, "spawn", fails_at_first("engine", launch.spawn))
+            os.kill(min(engines()), signal.SIGKILL)
+            await until(lambda: counts["engine"] == 2 and len(engines()) == 2)
+            for _ in range(8):
+                assert (await server.post()).content == alone(EXPECTED)
+
+    run(start())
+    assert "event=front_not_started front=" in caplog.text
+    assert "the engine process could not be started: [Errno 11]" in caplog.text
 
 
 def test_a_front_that_does_not_understand_its_parent_is_replaced() -> None:

@@ -126,7 +126,12 @@ class Fronts:
         while not self._is_ending:
             began_s = time.monotonic()
             name = f"front-{number}-{next(self._starts)}"
-            process = self._running[number] = await self._start(number, name)
+            try:
+                process = self._running[number] = await self._start(number, name)
+            except OSError as error:  # no memory, process or file is left for it: connections wait at its socket
+                logger.error("event=front_not_started front=%d reason=%r", number, str(error))
+                await asyncio.sleep(_AGAIN_S)
+                continue
             code = await process.wait()
             self._clean(number, name, process.pid)
             if self._is_ending:

@@ -52,7 +52,10 @@ class EngineProcess:
             undo.push_async_callback(engine.stop, 0)
             engine._socket.bind(engine.endpoint)
             facts = str(os.getpid()), str(time.monotonic()), msgspec.json.encode(settings).decode()
-            engine._process = await launch.spawn((engine.endpoint, *facts), engine._output.write_end)
+            try:
+                engine._process = await launch.spawn((engine.endpoint, *facts), engine._output.write_end)
+            except OSError as error:
+                raise EngineCrashed(f"the engine process could not be started: {error}") from error
             engine._output.started()
             engine.ready = await engine._until_ready(ready_timeout_s)
             undo.pop_all()
