@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from servers import SETTINGS, Server, check_error, serving
 from sessions import audio_of, session, socket
-from sine_engines import nothing_left, run
+from sine_engines import nothing_left, run, until
 
 from sonoro.core.errors import ConfigError
 from sonoro.server.keys import UNKEYED
 from sonoro.server.lexicons import MAX_VERSIONS, LexiconStore
 from sonoro.text.script import lexicon_of
+from sonoro.transport.fleet import Fleet
 
 __all__ = ["nothing_left"]
 
@@ -146,6 +147,34 @@ def test_one_name_that_is_registered_many_times_at_once_is_one_lexicon(tmp_path:
             assert len({answer.json()["id"] for answer in answers}) == 1
             assert (await server.http.delete(f"{LEXICONS}/words")).status_code == 200
             assert (await server.http.get(LEXICONS)).json()["lexicons"] == []
+
+    run(ask())
+
+
+def test_what_is_not_read_yet_is_not_there_to_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lexicon that was registered while the engine started was lost with the memory that it was in until then."""
+    settings = dataclasses.replace(SETTINGS, lexicons_folder=str(tmp_path))
+    body = {"name": "words", "rules": {"SQL": "sequel"}}
+
+    async def ask() -> None:
+        may_start, start = asyncio.Event(), Fleet.start
+
+        async def started(fleet: Fleet) -> None:
+            await may_start.wait()
+            await start(fleet)
+
+        monkeypatch.setattr(Fleet, "start", started)
+        async with serving("shown", settings, waits=False) as server:
+            for answer in (
+                await server.http.post(LEXICONS, json=body),
+                await server.http.get(LEXICONS),
+                await server.http.get(DICTIONARIES),
+            ):
+                assert answer.status_code == 503
+                assert "retry-after" in answer.headers
+            may_start.set()
+            await until(server.is_ready)
+            assert (await server.http.post(LEXICONS, json=body)).status_code == 200
 
     run(ask())
 

@@ -33,7 +33,7 @@ _LEXICON = object_of(
     description=_STRING,
     created_at=_INTEGER,
 )
-_REFUSED = refusals(400, 401, 403, 404, 408, 413, 429, 507)
+_REFUSED = refusals(400, 401, 403, 404, 408, 413, 429, 503, 507)
 _ONE: Any = {200: {"description": "", "content": {"application/json": {"schema": _LEXICON}}}, **_REFUSED}
 
 

@@ -20,7 +20,7 @@ from pydantic import JsonValue
 
 from sonoro.core.errors import ConfigError, EngineError, InvalidRequest
 from sonoro.server.config import ServerConfig
-from sonoro.server.errors import TooManyLexicons, UnknownLexicon
+from sonoro.server.errors import NotReady, TooManyLexicons, UnknownLexicon
 from sonoro.server.keys import ANONYMOUS, Caller
 from sonoro.server.shared import Shared
 from sonoro.server.voice_files import MAX_VOICE_BYTES, Files, Memory, NotAVoice, open_files
@@ -105,6 +105,7 @@ class LexiconStore:
         self._files, self._changes = cast(Files, Memory()), shared.changes("lexicons")
         self._thread, self._lock = ThreadPoolExecutor(1, thread_name_prefix="lexicons"), asyncio.Lock()
         self._stored: dict[str, StoredLexicon] = {}
+        self._is_read = not self._location
         self._read: dict[tuple[str, int], Lexicon] = {}
         self._passed_over: set[str] = set()
 
@@ -113,6 +114,7 @@ class LexiconStore:
         if self._location:
             self._files = await self._in_thread(open_files, "lexicons_folder", self._location)
         await self.refresh()
+        self._is_read = True
 
     def close(self) -> None:
         """Drop queued work; running work is not waited for."""
@@ -135,7 +137,9 @@ class LexiconStore:
                 logger.warning("event=lexicons_not_read reason=%r", str(error))
 
     async def catch_up(self) -> None:
-        """Read what other fronts of this server have changed, if they have."""
+        """Read what other fronts of this server have changed, if they have. Raises `NotReady` before `open`."""
+        if not self._is_read:
+            raise NotReady("the server is starting and has not read its lexicons yet; try again")
         await self._changes.catch_up(self.refresh)
 
     def of(self, caller: Caller) -> list[StoredLexicon]:
