@@ -10,18 +10,23 @@ import signal
 import time
 from asyncio import create_subprocess_exec
 from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from front_servers import BODY, Server, pids, serving
 from processes import GUARD_S
 from servers import SETTINGS, sound
-from sine_engines import alone, engines, nothing_left, run, until
+from sine_engines import CONFIG, FACTORY, alone, engines, nothing_left, run, until
 
 from sonoro.core.errors import ConfigError
 from sonoro.core.types import SpeechRequest
+from sonoro.server.fronts import Fronts
 from sonoro.server.listening import listen_often
 from sonoro.transport import launch
+from sonoro.transport.launch import Limits
+from sonoro.transport.messages import WorkerSettings
 
 __all__ = ["nothing_left"]
 
@@ -41,6 +46,18 @@ def test_a_port_is_one_servers(count: int) -> None:
         sock.close()
     for sock in listen_often(taken, 2):
         sock.close()
+
+
+@pytest.mark.parametrize("field", ["voices_folder", "lexicons_folder"])
+def test_a_folder_that_cannot_be_used_ends_the_server(field: str, tmp_path: Path) -> None:
+    """As one without fronts: each of them would end, and be started again and again."""
+    (tmp_path / "file").touch()
+    given: dict[str, Any] = {field: str(tmp_path / "file" / "folder")}
+    own = given if field == "lexicons_folder" else {}
+    engine = CONFIG if own else dataclasses.replace(CONFIG, **given)
+    worker = WorkerSettings(model="sine", config=engine, factory=FACTORY)
+    with pytest.raises(ConfigError, match=rf"^{field}: .* is not allowed; it must be a folder that can be used"):
+        Fronts(worker, ("cpu",), Limits(), dataclasses.replace(SETTINGS, **own).resolve(1), [[], []])
 
 
 def test_fronts_share_counts_voices_and_lexicons() -> None:

@@ -27,6 +27,7 @@ from sonoro.server.metrics import forget_process
 from sonoro.server.quotas.counts import Quotas, usage_columns
 from sonoro.server.quotas.usage_file import UsageFile
 from sonoro.server.shared import BEAT, ENDED, FrontFacts, columns
+from sonoro.server.voice_files import open_files
 from sonoro.transport import messages
 from sonoro.transport.front_link import EngineNews
 from sonoro.transport.launch import Limits
@@ -60,7 +61,8 @@ class OwnedEngine(SupervisedEngine):
 
 
 class Fronts:
-    """Front processes on `listeners`, over engines with `settings` on `devices`. `config` is resolved."""
+    """Front processes on `listeners`, over engines with `settings` on `devices`. `config` is resolved. Raises
+    `ConfigError` for a folder or file that cannot be used."""
 
     def __init__(
         self,
@@ -77,7 +79,12 @@ class Fronts:
         names = columns(self._config, len(devices))
         Table.create(names, len(listeners), self._folder)
         self._table = Table(names, len(listeners), 0, self._folder)
+        folders = {"voices_folder": settings.config.voices_folder, "lexicons_folder": config.lexicons_folder}
         try:
+            # A front that cannot use one ends, and would be started again and again.
+            for field, location in folders.items():
+                if location:
+                    open_files(field, location)
             self._usage = UsageFile.of(config, Quotas.of(config, self._table))
         except ConfigError:
             shutil.rmtree(self._folder)
