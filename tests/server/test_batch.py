@@ -84,6 +84,22 @@ def test_each_is_spoken_as_if_alone_and_fails_alone() -> None:
     run(ask())
 
 
+def test_headers_tell_of_ignored_fields_and_of_what_a_quota_leaves() -> None:
+    """As those of one text do."""
+    settings = dataclasses.replace(SETTINGS, quotas={"default": {"requests_per_minute": 60}})
+
+    async def ask() -> None:
+        async with serving(settings=settings) as server:
+            body = {"items": [{"input": "One.", "b": 1}, {"input": "Two."}, {"input": 3, "c": 1}], "a\n": 2, "d": None}
+            answer = await server.http.post(BATCH, json=body)
+            assert answer.headers["x-sonoro-ignored"] == "a%0A, b"
+            assert answer.headers["x-ratelimit-remaining-requests"] == "58"
+            answer = await server.http.post(BATCH, json={"items": [{"input": "One."}]})
+            assert "x-sonoro-ignored" not in answer.headers
+
+    run(ask())
+
+
 def test_what_is_wrong_with_the_whole_is_refused() -> None:
     settings = dataclasses.replace(SETTINGS, max_batch_characters=100)
 

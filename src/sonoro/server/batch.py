@@ -20,9 +20,17 @@ from sonoro.server.bodies import HeldAudio, json_bytes
 from sonoro.server.errors import Answers, AnswerTooLarge, SlowReader, refusal, refusals
 from sonoro.server.keys import Caller
 from sonoro.server.openapi import object_of, request_body
-from sonoro.server.schemas import BatchBody, SpeechBody, parse
+from sonoro.server.schemas import BatchBody, SpeechBody, parse, unknown_fields
 from sonoro.server.service import Service
-from sonoro.server.stream import DISCONNECTED, Speech, cancel_on_disconnect, conclude, encoded_audio, send_body
+from sonoro.server.stream import (
+    DISCONNECTED,
+    Speech,
+    cancel_on_disconnect,
+    conclude,
+    encoded_audio,
+    ignored_header,
+    send_body,
+)
 from sonoro.transport.process import cancel_tasks
 
 logger = logging.getLogger(__name__)
@@ -69,13 +77,15 @@ def batch_routes(service: Service) -> APIRouter:
 
 
 class Item:
-    """One text of a batch, or the `error` of its fields. Its result takes at most `max_bytes`."""
+    """One text of a batch, or the `error` of its fields. Its result takes at most `max_bytes`. `ignored` are fields
+    that nothing knows."""
 
     def __init__(self, service: Service, fields: dict[str, Any]) -> None:
         self.error: SonoroError | None = None
-        self.audio_bytes = 0
+        self.audio_bytes, self.ignored = 0, list[str]()
         try:
             self.body = parse(SpeechBody, fields)
+            self.ignored = unknown_fields(self.body, service.speech.spec())
             if self.body.stream_format == "sse":
                 limit = "it must be audio: the response to a batch is not streamed"
                 raise InvalidRequest("stream_format", "sse", limit)
@@ -150,9 +160,11 @@ class BatchResponse(Response):
 
     async def _send(self, send: Send, parts: list[memoryview]) -> None:
         """Send `parts` one by one. Raises `SlowReader` if the client does not read one in time."""
-        length = str(sum(map(len, parts))).encode()
-        headers = [(b"content-type", b"application/json"), (b"content-length", length)]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        headers = {"content-type": "application/json", "content-length": str(sum(map(len, parts)))}
+        headers |= self._service.speech.gate.headers(self._caller.owner)
+        headers |= ignored_header(sorted({name for item in self._items for name in item.ignored}))
+        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": raw})
         for part in parts:
             await send_body(send, part, self._service.config.slow_reader_timeout_s, is_last=part is parts[-1])
 

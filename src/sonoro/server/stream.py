@@ -145,6 +145,11 @@ class AudioBody:
         return b""
 
 
+def ignored_header(fields: Sequence[str]) -> dict[str, str]:
+    """The header that tells of `fields` of a body that nothing knows."""
+    return {"x-sonoro-ignored": ", ".join(quote(name[:64]) for name in fields[:16])} if fields else {}
+
+
 @dataclass(frozen=True)
 class Speech:
     """A request and how its audio is sent. `name` is the client's id of it. It `is_silent` if its text has nothing to
@@ -166,8 +171,7 @@ class Speech:
         kind, rate = self.body.content_type(self.encoding.encoder.content_type), self.encoding.encoder.rate
         # With this header nginx passes every part on at once, instead of waiting until a buffer is full.
         streamed = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        if self.ignored:
-            streamed["x-sonoro-ignored"] = ", ".join(quote(name[:64]) for name in self.ignored[:16])
+        streamed |= ignored_header(self.ignored)
         if self.request.script is not None and (warnings := self.request.script.warnings):
             streamed["x-sonoro-warnings"] = str(len(warnings))
         return {"content-type": kind, "x-sample-rate": str(rate), **streamed}
