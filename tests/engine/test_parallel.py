@@ -231,7 +231,7 @@ def test_held_audio_is_bounded_while_one_segment_lasts() -> None:
 
 def test_what_parallel_cannot_do_is_refused() -> None:
     spec = SineModel().spec
-    with pytest.raises(InvalidRequest, match="parallel: 2 is not allowed; max_frames counts"):
+    with pytest.raises(InvalidRequest, match="parallel: 2 is not allowed; a maximum of frames counts"):
         spec.resolve(SpeechRequest(id="a", text="Hi.", parallel=2, max_frames=9))
     with pytest.raises(InvalidRequest, match="parallel: 2 is not allowed; live text"):
         spec.resolve(SpeechRequest(id="a", text="Hi.", parallel=2, is_live=True))

@@ -11,7 +11,9 @@ from processes import GUARD_S
 from servers import SETTINGS, check_error, recording, serving, sound
 from sine_engines import alone, nothing_left, run
 
+from sonoro.core.errors import InvalidRequest
 from sonoro.core.types import SpeechRequest
+from sonoro.server.schemas import SpeechBody, parse
 
 __all__ = ["nothing_left"]
 
@@ -133,6 +135,27 @@ BAD_BODIES = [
     b"[" * 100_000,
     b"input=hello&voice=low",
 ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"inputs": [{"text": "Hm."}, {"text": "Hm.", "speed": 9}]}, "inputs: 9 is not allowed; at 1.speed: "),
+        ({"inputs": [{"text": "Hm.", "pace": 1}]}, "inputs: 1 is not allowed; at 0.pace: "),
+        ({"inputs": [{}]}, "at 0.text: Field required"),
+        ({"input": "Hm.", "timestamps": ["word", "line"]}, "timestamps: 'line' is not allowed; at 1: "),
+        ({"input": "Hm.", "references": [{"text": "Hm."}]}, "at 0.audio: "),
+        ({"input": "Hm.", "voices": {"bob": 7}}, "voices: 7 is not allowed; at bob: "),
+        ({"input": "Hm.", "voice": {"id": 7}}, "voice: {'id': 7} is not allowed; Input should be a valid string"),
+        ({"input": "Hm.", "lexicons": [7]}, "lexicons: 7 is not allowed; at 0: "),
+        ({"input": "Hm.", "loudness": []}, "loudness: [] is not allowed; Input should be "),
+        ({"input": "Hm.", "speed": 9}, "speed: 9 is not allowed; Input should be "),
+    ],
+)
+def test_a_refusal_tells_where_in_a_field_it_is(fields: dict[str, object], words: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        parse(SpeechBody, fields)
+    assert words in str(refused.value)
 
 
 async def hidden(length: int) -> AsyncIterator[bytes]:

@@ -332,7 +332,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         if request.is_live:
             limit = "live text is spoken as it comes: it must be 1, or left out"
         elif request.max_frames is not None:
-            limit = "max_frames counts one segment after another: leave one of the two out"
+            limit = "a maximum of frames counts one segment after another: leave one of the two out"
         elif self.is_continued and not has_voice:
             limit = f"{self.name} keeps its voice by the segments before: give it a recording or a registered voice"
         if limit:

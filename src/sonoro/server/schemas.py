@@ -4,6 +4,7 @@ The fields are OpenAI's, common ones of other speech servers, and the model's ow
 
 import asyncio
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, Self, TypeVar, get_args
@@ -59,6 +60,9 @@ MAX_FIELDS = 256
 MAX_NAME_CHARACTERS = 256
 
 _BLOCK_BYTES = 2**18
+
+_TYPE = re.compile(r"str|int|float|bool|[A-Z]\w*|[\w-]+\W.*")
+"""What pydantic names in a location between fields: the member of a union."""
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -256,7 +260,9 @@ def parse(kind: type[Body], payload: bytes | dict[str, Any]) -> Body:
         # For a payload that is not a JSON object the value would be all of it, as a copy.
         value = f"{len(payload)} bytes" if field == "body" else errors.errors(include_url=False)[0]["input"]
         value = None if first["type"] == "missing" else value
-        raise InvalidRequest(field, value, f"{first['msg']}{_hint_for(field, payload)}") from errors
+        within = [str(step) for step in first["loc"][1:] if not _TYPE.fullmatch(str(step))]
+        where = f"at {'.'.join(within)}: " if within else ""
+        raise InvalidRequest(field, value, f"{where}{first['msg']}{_hint_for(field, payload)}") from errors
 
 
 def _hint_for(field: str, payload: bytes | dict[str, Any]) -> str:
