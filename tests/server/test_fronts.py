@@ -19,10 +19,11 @@ from front_servers import BODY, Server, pids, serving
 from processes import GUARD_S
 from servers import SETTINGS, sound
 from sine_engines import CONFIG, FACTORY, alone, engines, nothing_left, run, until
+from sine_models import HELD
 
 from sonoro.core.errors import ConfigError
 from sonoro.core.types import SpeechRequest
-from sonoro.server.fronts import Fronts
+from sonoro.server.fronts import Fronts, serve_fronts
 from sonoro.server.listening import listen_often
 from sonoro.transport import launch
 from sonoro.transport.launch import Limits
@@ -238,6 +239,16 @@ def test_a_front_that_does_not_understand_its_parent_is_replaced() -> None:
     run(confuse())
 
 
+async def refuses(server: Server) -> bool:
+    """Whether new connections are refused, rather than left to wait for a front."""
+    with contextlib.suppress(httpx.ReadError):
+        try:
+            await server.get("/health")
+        except httpx.ConnectError:
+            return True
+    return False
+
+
 def test_running_streams_end_before_the_server_does() -> None:
     long = {**BODY, "max_new_tokens": 100, "ignore_eos": True}
 
@@ -250,17 +261,40 @@ def test_running_streams_end_before_the_server_does() -> None:
             assert [len((await task).content) for task in asking] == [100 * 160] * 4
             await server.serving
 
-    async def refuses(server: Server) -> bool:
-        """Whether new connections are refused, rather than left to wait for a front."""
-        with contextlib.suppress(httpx.ReadError):
-            try:
-                await server.get("/health")
-            except httpx.ConnectError:
-                return True
-        return False
-
     async def speaking(server: Server) -> bool:
         return await server.metric("sonoro_engine_running") == 4
 
     run(drain())
     assert not pids()
+
+
+def test_a_second_interrupt_waits_for_no_stream(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As with one process, which uvicorn then ends."""
+    endless, signals = {**BODY, "max_new_tokens": 500, "ignore_eos": True}, list[int]()
+    monkeypatch.setattr("sonoro.server.fronts.signal.raise_signal", signals.append)
+
+    async def interrupt() -> None:
+        worker = WorkerSettings(model=f"{HELD}{tmp_path / 'go'}", config=CONFIG, factory=FACTORY)
+        with contextlib.ExitStack() as listening:
+            sockets = [listening.enter_context(sock) for sock in listen_often(SETTINGS, 2)]
+            settings = dataclasses.replace(SETTINGS, shutdown_timeout_s=600).resolve(CONFIG.slots)
+            fronts = Fronts(worker, ("cpu",), Limits(), settings, [[sock] for sock in sockets])
+            serving = asyncio.create_task(serve_fronts(fronts))
+            server = Server(fronts, f"http://127.0.0.1:{sockets[0].getsockname()[1]}", serving)
+            await until(lambda: len(pids()) == 2)
+            await until(server.is_ready)
+            speaking = asyncio.create_task(server.post(json=endless))
+            await until(lambda: is_speaking(server))
+            os.kill(os.getpid(), signal.SIGINT)
+            await until(lambda: refuses(server))
+            assert not speaking.done()
+            os.kill(os.getpid(), signal.SIGINT)
+            with pytest.raises(httpx.HTTPError):
+                await speaking
+            await serving
+
+    async def is_speaking(server: Server) -> bool:
+        return await server.metric("sonoro_engine_running") == 1
+
+    run(interrupt())
+    assert signals == [signal.SIGINT]

@@ -124,9 +124,12 @@ class Fronts:
     async def _start_engines(self) -> None:
         await asyncio.gather(*(engine.start() for engine in self._engines))
 
-    def end(self) -> None:
-        """Let `run` drain and return."""
+    def end(self, *, is_forced: bool = False) -> None:
+        """Let `run` drain and return; if `is_forced`, without the end of running requests."""
         self._ended.set()
+        for process in self._running.values() if is_forced else ():
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
 
     async def _keep(self, number: int) -> None:
         """Keep front `number` running."""
@@ -230,12 +233,12 @@ class Fronts:
 
 
 async def serve_fronts(fronts: Fronts) -> None:
-    """Run `fronts` until SIGTERM or SIGINT, which then ends this process too."""
+    """Run `fronts` until SIGTERM or SIGINT, which then ends this process too; another SIGINT ends it at once."""
     signals, loop = list[int](), asyncio.get_running_loop()
 
     def end(number: int) -> None:
+        fronts.end(is_forced=bool(signals) and number == signal.SIGINT)
         signals.append(number)
-        fronts.end()
 
     for each in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(each, end, each)
