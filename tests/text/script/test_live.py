@@ -133,6 +133,11 @@ def test_only_what_may_be_a_word_of_a_lexicon_is_held(text: str, passed: str) ->
     assert LiveLexicons(LEXICONS, "auto").append(text)[0] == passed
 
 
+def test_markup_is_refused_though_a_word_of_a_lexicon_is_held() -> None:
+    with pytest.raises(InvalidRequest, match="break time"):
+        live_of("tags", ["one two", '<break time="1"/>', "six"], lexicons=LEXICONS)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_random_joins_and_cuts_are_the_same_live(seed: int) -> None:
     chance = random.Random(seed)

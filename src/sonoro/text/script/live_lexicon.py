@@ -36,7 +36,7 @@ class LiveLexicons:
         try:
             end = self._reader.read(is_last=is_last)
         except InvalidRequest:  # whoever speaks the text refuses it
-            self._lexicons = ()
+            self._lexicons, self._held = (), None
             end = self._searched
         said = tuple(self._search(end, is_last=is_last)) if self._lexicons else ()
         passed = len(source)
