@@ -44,6 +44,8 @@ SSML = [
     ('<say-as interpret-as="fraction">3/8</say-as>', "three eighths."),
     ("<w>one</w> <token>two</token>", "one two."),
     ('One <mark name="m"/>two', "one two."),
+    ('one<voice name="hugh"><sub alias="x y"></sub> two</voice>', "one. hugh: x y two."),
+    ('one <sub alias="x y"></sub>', "one x y."),
 ]
 
 IGNORED = [

@@ -152,10 +152,11 @@ class Composer:
         styles = [(at, self.honoured(style)) for at, style in marked.styles]
         styles = [one for number, one in enumerate(styles) if not number or one[1] != styles[number - 1][1]]
         starts = [at for at, _ in styles]
-        cuts = sorted({0, len(marked.text), *marked.pauses, *starts})
-        for start, end in [*pairwise(cuts), (cuts[-1], cuts[-1])]:
+        cuts = sorted({0, *marked.pauses, *starts})
+        for start, end in pairwise([*cuts, len(marked.text)]):
             pauses_s[-1] += marked.pauses.get(start, 0.0)
-            if start < end and is_speakable((spoken := self.spoken(start, end).stripped()).text):
+            is_last = start == cuts[-1]
+            if is_speakable((spoken := self.spoken(start, end, is_last=is_last).stripped()).text):
                 style = styles[bisect_right(starts, start) - 1][1]
                 parts.append((style, start, self.cued(style, start, spoken)))
                 pauses_s.append(0.0)
@@ -221,11 +222,14 @@ class Composer:
             raise self._marked.error("phoneme", one.at, f"{error} is no English phone in {one.form}") from error
         return None if phones is None else f"{before}{phones}{after}"
 
-    def spoken(self, start: int, end: int, before: str = "") -> Spoken:
-        """What is said for characters `start` to `end`, after `before` in the same line."""
+    def spoken(self, start: int, end: int, before: str = "", *, is_last: bool = False) -> Spoken:
+        """What is said for characters `start` to `end`, after `before` in the same line. Words for no character belong
+        to what begins where they stand, or to the last of all."""
         spoken, at, said = Spoken(before=before), start, self._said
         for first, last, has_words, words in said and said[bisect_left(said, (start,)) : bisect_left(said, (end + 1,))]:
             if first < at or last > end or (first == start and not has_words):
+                continue
+            if first == end and has_words and not is_last:
                 continue
             spoken.add(self._marked.text[at:first], at)
             if has_words:

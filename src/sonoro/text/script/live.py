@@ -152,7 +152,8 @@ class LiveScript:
         known = [one for one in self._given if one.end <= read_to]
         self._given = self._given[len(known) :]
         self._composer.update([one._replace(start=origins.find(one.start), end=origins.find(one.end)) for one in known])
-        return self._speak_to(min([end, *(origins.find(one.start) for one in self._given)]))
+        said = self._speak_to(min([end, *(origins.find(one.start) for one in self._given)]))
+        return said + self._speak(self._taken, self._taken, is_last=True) if is_last else said
 
     def _speak_to(self, end: int) -> str:
         """Give the feeds the text up to character `end`, and begin lines where it says so."""
@@ -170,12 +171,12 @@ class LiveScript:
                 self._lines.append(self._new_line(self._composer.styled(style, cut), lead_s))
         return said
 
-    def _speak(self, start: int, end: int) -> str:
+    def _speak(self, start: int, end: int, *, is_last: bool = False) -> str:
         """Speak characters `start` to `end`. Raises `InvalidRequest` if there is too much with the aliases."""
         if len(self.origins) > _MOST_SAID * self._most:
             raise InvalidRequest("text", f"{len(self.origins)} characters", "its aliases make too many of it")
         last = self._lines[-1]
-        spoken = self._composer.spoken(start, end, last.said)
+        spoken = self._composer.spoken(start, end, last.said, is_last=is_last)
         if not last.has_words and is_speakable(spoken.text):
             spoken = self._composer.cued(self._style, start, spoken)
         self.origins.extend(spoken.origins, self._marked.origins)
