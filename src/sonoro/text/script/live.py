@@ -53,7 +53,7 @@ class LiveScript:
         self._composer = Composer(self._marked, (), delivery)
         # While no character has come that a tag begins with, text passes unread.
         self._is_plain, self._has_said = markup != "ssml", False
-        self._taken = self._index = 0
+        self._taken = self._turned = self._index = 0
         self._style, self._paused = Style(), dict[int, float]()
         self._lines = deque([self._new_line(Line(text="", origins=()))])
 
@@ -147,7 +147,7 @@ class LiveScript:
         before = self._marked
         end = self._reader.read(is_last=is_last)
         if self._marked is not before:
-            self._composer, self._taken = Composer(self._marked, (), self._delivery), 0
+            self._composer, self._taken, self._turned = Composer(self._marked, (), self._delivery), 0, 0
         origins, read_to = self._marked.origins, self._reader.read_to
         known = [one for one in self._given if one.end <= read_to]
         self._given = self._given[len(known) :]
@@ -163,13 +163,22 @@ class LiveScript:
             said += self._speak(self._taken, cut)
             self._taken = cut
             pause_s = marked.pauses.get(cut, 0.0) - self._paused.get(cut, 0.0)
-            style = self._composer.honoured([style for at, style in marked.styles if at <= cut][-1])
-            if pause_s or style != self._style:
-                self._paused[cut], self._style = marked.pauses.get(cut, 0.0), style
+            if self._turn(cut) or pause_s:
+                self._paused[cut] = marked.pauses.get(cut, 0.0)
                 added, lead_s = self._end_line(pause_s)
                 said += added
-                self._lines.append(self._new_line(self._composer.styled(style, cut), lead_s))
+                self._lines.append(self._new_line(self._composer.styled(self._style, cut), lead_s))
         return said
+
+    def _turn(self, place: int) -> bool:
+        """Take the styles up to character `place`; returns whether one of them differs from the one before it."""
+        styles, has_changed = self._marked.styles, False
+        while self._turned < len(styles) and styles[self._turned][0] <= place:
+            style = self._composer.honoured(styles[self._turned][1])
+            has_changed |= style != self._style
+            self._style = style
+            self._turned += 1
+        return has_changed
 
     def _speak(self, start: int, end: int, *, is_last: bool = False) -> str:
         """Speak characters `start` to `end`. Raises `InvalidRequest` if there is too much with the aliases."""

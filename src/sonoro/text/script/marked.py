@@ -39,7 +39,8 @@ class Ignored(NamedTuple):
 class Marked:
     """A text without its markup, with an origin for each character, and what the markup says, by character of `text`.
 
-    `styles` has the style from each place on, `pauses` the seconds of silence at a place, `borders` the places where a
+    `styles` has the style from each place on, the last of several at one place; a line ends there even if the style
+    before comes back. `pauses` the seconds of silence at a place, `borders` the places where a
     sentence ends whatever the punctuation, `marks` places of the source and their names. What `ignored` lists was left
     out of this."""
 
@@ -65,9 +66,7 @@ class Marked:
 
     def turn(self, style: Style) -> None:
         """Continue in `style`."""
-        if self.styles[-1][0] == len(self.text):
-            self.styles.pop()
-        if not self.styles or style != self.style:
+        if style != self.style:
             self.styles.append((len(self.text), style))
 
     def pause(self, seconds: float, name: str, at: int) -> None:
