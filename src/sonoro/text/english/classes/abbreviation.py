@@ -100,7 +100,8 @@ _WORDS |= pairs(
     "TL;DR = T L D R | Rt. Hon. = Right Honourable | ATTN = attention | Sq. ft. = Square feet | "
     "sq. ft. = square feet | "
     "Ste. Marie = Saint Marie | Ste. Anne = Saint Anne | AM/FM = ay M F M | JPEG = J peg | JPEGs = J pegs | "
-    "MPEG = M peg | MPEGs = M pegs | LSAT = L sat | MCAT = M cat"
+    "MPEG = M peg | MPEGs = M pegs | LSAT = L sat | MCAT = M cat | JSON = Jason | JSONs = Jasons | json = Jason | "
+    "P/B = P B | P/S = P S"
 )
 NEAR = "et|ur"
 _EITHER = listed(
@@ -280,6 +281,8 @@ def _said(found: re.Match[str], word: str, said: str, mark: str) -> Candidate:
 
 
 EXAMPLES = (
+    ("a JSON file, JSON's, data.json", "a Jason file, Jason's, data dot json."),
+    ("P/B and P/S", "P B and P S."),
     ("Dr. Smith and Mrs. O'Brien", "Doctor Smith and Missus O'Brien."),
     ("nuts, e.g. figs, i.e. fruit, etc.", "nuts, for example, figs, that is, fruit, et cetera."),
     ("Then Acme Inc. closed.", "Then Acme Incorporated closed."),
