@@ -45,14 +45,17 @@ _SHORT_DATE = re.compile(rf"{_MONTH_DAY}(?![\d/])")
 _DAY_MONTH = re.compile(r"(?P<one>1[3-9]|2\d|3[01])/(?P<two>1[0-2]|0?[1-9])(?![\w/\"]|[.,]\d)")
 _PLANNED = "booked|confirmed|planned|rescheduled|scheduled"
 _BEFORE_DATE = re.compile(
-    r"(?i)\b(?:on|by|until|since|before|after|due|dated|expires|through|deadline:?|ends|starts|begins|"
+    r"(?i)\b(?:on|by|until|since|before|after|due|dated|expires|through|deadline:?|ends|starts|begins|date:|"
+    r"(?:as|week) of|"
     rf"(?:mon|tues?|tu|wed|thurs?|thu|fri|sat|sun)(?:day)?\.?,?|(?:{_PLANNED}) (?:for|to)) \(?$"
 )
+_BEHIND_DATE = re.compile(r" (?:meeting|appointment|deadline|holiday)\b")
 _AT_TIME = re.compile(r",? (?:at|@|from) (?:1[0-2]|\d)(?::\d\d| ?[ap]\.?m|-| to )", re.IGNORECASE)
 _SHORT_DATES = re.compile(
-    rf"{_MONTH_DAY}(?P<to>\s?[-–]\s?)(?P<one2>1[0-2]|0?[1-9])/(?P<two2>0?[1-9]|[12]\d|3[01])(?![\w/\"]|[-.,]\d)"
+    rf"{_MONTH_DAY}(?P<to>\s?[-–]\s?| (?:to|through) )"
+    r"(?P<one2>1[0-2]|0?[1-9])/(?P<two2>0?[1-9]|[12]\d|3[01])(?![\w/\"]|[-.,]\d)"
 )
-NEAR = rf"of|{_PLANNED}"
+NEAR = rf"of|as|week|{_PLANNED}"
 FAR = r"\b(?:card|visa|mastercard|amex)\b"
 _CARD = re.compile(
     rf"(?i){FAR}[^.;]*(?:\.\d[^.;]*)* (?:exp\.?|expir(?:es|ed|y|ing)|valid (?:thru|until|to))(?: is|:)? $"
@@ -146,14 +149,17 @@ def _in_digits(text: str, at: int) -> Iterator[Candidate]:
         yield pieces(found, SURE, (MONTHS[int(found["month"]) - 1], "month"), (year(f"20{found['year']}"), "year"))
     # Halves to sixteenths are fractions first.
     if (found := _SHORT_DATES.match(text, at)) and (
-        max(int(found["two"]), int(found["two2"])) > 16 or int(found["one"]) > int(found["two"])
+        max(int(found["two"]), int(found["two2"])) > 16
+        or (int(found["one"]) > int(found["two"]) and found["to"] != " to ")
     ):
         first, last = (f"{MONTHS[int(found['one' + n]) - 1]} {ordinal(found['two' + n])}" for n in ("", "2"))
-        yield pieces(found, LIKELY, (first, "one"), ("to", "to"), (last, "one2"))
+        to = found["to"].strip()
+        yield pieces(found, LIKELY, (first, "one"), (to if to.isalpha() else "to", "to"), (last, "one2"))
     if found := _BACKWARD.match(text, at):
         yield from _backward(found)
     found = _SHORT_DATE.match(text, at) or _DAY_MONTH.match(text, at)
-    if found and (_BEFORE_DATE.search(before(text, at)) or _AT_TIME.match(after(text, found.end()))):
+    behind = after(text, found.end()) if found else ""
+    if found and (_BEFORE_DATE.search(before(text, at)) or _AT_TIME.match(behind) or _BEHIND_DATE.match(behind)):
         said = f"{MONTHS[int(found['one']) - 1]} {ordinal(found['two'])}" if int(found["one"]) <= 12 else ""
         yield whole(found, LIKELY + 1, said or f"the {ordinal(found['one'])} of {MONTHS[int(found['two']) - 1]}")
 
@@ -210,6 +216,16 @@ EXAMPLES = (
     ),
     ("22nd-24th March, Jan-Mar", "the twenty second to the twenty fourth of March, January to March."),
     ("best before 05/2026", "best before May twenty twenty six."),
+    ("as of 4/20, the 4/20 meeting", "as of April twentieth, the April twentieth meeting."),
+    ("Date: 4/20, 4/20 of it", "Date, April twentieth, four twentieths of it."),
+    (
+        "from 4/20 to 4/25, 9/8 through 9/12",
+        "from April twentieth to April twenty fifth, September eighth through September twelfth.",
+    ),
+    (
+        "from 1/4 to 3/4, odds from 2/1 to 3/1",
+        "from one quarter to three quarters, odds from two to one to three to one.",
+    ),
     ("July 1506", "July fifteen oh six."),
     ("I may go in march", "I may go in march."),
 )
