@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 LIMITS = {
-    "lines of src": 55_620,
+    "lines of src": 55_660,
     "lines of core": 1_600,
     "lines of engine": 4_120,
     "lines of a file": 450,

@@ -232,6 +232,26 @@ def test_an_ended_server_lets_sessions_finish_what_they_say() -> None:
     run(end())
 
 
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_who_is_cut_off_by_a_shutdown_is_told(caplog: pytest.LogCaptureFixture, is_silent: bool) -> None:
+    """Also while nothing is spoken, as the client never ends its text."""
+    settings = dataclasses.replace(SETTINGS, shutdown_timeout_s=0.1)
+
+    async def end() -> None:
+        async with serving("live" if is_silent else "slow_live", settings) as server, session(server) as client:
+            await client.say("input.text", text="Some words" if is_silent else LONG)
+            assert (started := await client.hear())["type"] == "audio.start"
+            server.process.should_exit = True
+            said, code = await ended(client)
+            failed, done = (event for event in said if isinstance(event, dict))
+            assert failed["request_id"] == started["request_id"]
+            assert failed["error"]["message"] == "the server is shutting down"
+            assert (done, code) == ({"type": "session.done", "reason": "ending"}, 1012)
+
+    run(end())
+    assert "Traceback" not in caplog.text
+
+
 async def ramble(client: Session, seed: int) -> int:
     """Say this and that, at any time; how many cancels were among it."""
     draw, cancels = random.Random(seed), 0

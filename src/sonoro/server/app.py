@@ -42,6 +42,7 @@ from sonoro.server.shared import Shared
 from sonoro.server.speech import speech_routes
 from sonoro.server.voices import voice_routes
 from sonoro.server.websocket import FIRST_MESSAGE_BYTES, websocket_connection
+from sonoro.server.websocket_session import CUT_OFF_S
 from sonoro.transport.fleet import Fleet
 
 logger = logging.getLogger(__name__)
@@ -179,6 +180,15 @@ def uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
     )
 
 
+class _Server(uvicorn.Server):
+    """Lets what it cuts off at the end of a shutdown tell its clients so."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if (tasks := self.server_state.tasks) and not self.force_exit:
+            await asyncio.wait(tasks, timeout=CUT_OFF_S)
+
+
 class LoopErrors:
     """Logs the event loop's errors. While connections cannot be accepted for want of file descriptors, it logs one line
     a second: the loop reports each of `BACKLOG` tries."""
@@ -211,7 +221,7 @@ async def serve(client: Fleet, config: ServerConfig, *sockets: socket.socket, sh
         failures.append(error)
         server.should_exit = True
 
-    server = uvicorn.Server(uvicorn_config(create_app(client, config, give_up, shared), config))
+    server = _Server(uvicorn_config(create_app(client, config, give_up, shared), config))
     # Imported objects stay; a collection that walks them stalls streams for 40 to 70 ms. With the higher threshold most
     # objects of a request are freed before the collector looks at them.
     gc.collect()

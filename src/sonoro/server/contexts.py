@@ -26,7 +26,7 @@ from sonoro.server.service import Service
 from sonoro.server.stream import Speech
 from sonoro.server.timeline import Timed, Timeline
 from sonoro.server.utterance import Utterance
-from sonoro.server.websocket_session import WebSocketSession
+from sonoro.server.websocket_session import End, WebSocketSession
 from sonoro.transport.process import cancel_tasks
 
 MAX_CONTEXTS = 32
@@ -262,6 +262,11 @@ class ContextSession(WebSocketSession):
 
     async def on_end(self, context: Context) -> None:
         """Called once at the end of `context`, however it ended. Does nothing unless overridden."""
+
+    async def on_close(self, end: End, error: SonoroError | None) -> None:
+        if error is not None:
+            for context in self.contexts.values():
+                await self.on_failure(context, error)
 
     @property
     def max_message_bytes(self) -> int:

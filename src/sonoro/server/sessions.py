@@ -69,7 +69,9 @@ class LiveSession(WebSocketSession):
         spec = self.service.speech.spec()
         await self.send_event("session.created", session_id=self.id, model=spec.name, sample_rate=spec.sample_rate)
 
-    async def on_close(self, end: End) -> None:
+    async def on_close(self, end: End, error: SonoroError | None) -> None:
+        if error is not None:
+            await self.refuse(error, None if self._utterance is None else self._utterance.id)
         await self.send_event("session.done", reason=end)
 
     async def send_event(self, event: str, **fields: Any) -> None:

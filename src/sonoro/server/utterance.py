@@ -67,7 +67,7 @@ class Utterance:
     ) -> None:
         self._listener, self._service, self._body, self._request = listener, service, body, request
         self._lexicons = LiveLexicons(lexicons, request.markup) if lexicons else None
-        self._id, self.text = request.id, ""
+        self.id, self.text = request.id, ""
         self._position = 0  # in the text, of what was sent
         self._cancel_timeout: asyncio.Timeout | None = None
         self._encoding = service.speech.encoding(body, request)
@@ -158,12 +158,12 @@ class Utterance:
             raise
         except SonoroError as error:
             reason = error.code
-            await self._listener.refuse(error, self._id)
+            await self._listener.refuse(error, self.id)
         finally:
             # The client sets the pace of the text, so only the time to the first packet is counted.
-            speech = Speech(self._id, msgspec.structs.replace(self._request, text=self.text), self._encoding)
+            speech = Speech(self.id, msgspec.structs.replace(self._request, text=self.text), self._encoding)
             facts = conclude(speech, self._observation, reason, is_whole=False)
-            named = {"id": self._id, "key": self._listener.caller.name}
+            named = {"id": self.id, "key": self._listener.caller.name}
             log_event(logger, logging.INFO, "utterance", {**named, **facts})
         return reason
 
@@ -222,7 +222,7 @@ class Utterance:
         except InvalidRequest:
             if not self.is_text_whole or is_speakable(self.text) or not self.text.strip():
                 raise
-            for event in silent_events(self._id, self.text, self._service.client.spec.sample_rate):
+            for event in silent_events(self.id, self.text, self._service.client.spec.sample_rate):
                 yield event
 
     async def _send(self, chunk: AudioChunk) -> None:
@@ -239,7 +239,7 @@ class Utterance:
         if audio and not self._has_begun:
             self._has_begun = True
             kind, rate = self._body.response_format, self._encoding.encoder.rate
-            await self._listener.send_event("audio.start", request_id=self._id, format=kind, sample_rate=rate)
+            await self._listener.send_event("audio.start", request_id=self.id, format=kind, sample_rate=rate)
             self._observation.mark_sent()
         await self._listener.send_audio(audio, source)
         if isinstance(source, AudioChunk):
@@ -260,7 +260,7 @@ class Utterance:
         samples = self._samples
         await self._listener.send_event(
             "audio.done",
-            request_id=self._id,
+            request_id=self.id,
             finish_reason=finished.reason,
             samples=samples,
             duration_s=samples / self._encoding.encoder.rate,
@@ -276,7 +276,7 @@ class Utterance:
         facts: dict[str, Any] = {"samples_sent": self._samples, "text_position": position}
         if self._request.with_words:
             facts["last_word"] = last_played(self._words, self._played_s or 0.0)
-        await self._listener.send_event("response.cancelled", request_id=self._id, **facts)
+        await self._listener.send_event("response.cancelled", request_id=self.id, **facts)
         return CANCELLED
 
     @property

@@ -28,6 +28,9 @@ End = Literal["closed", "idle", "ending"]
 _CLOSE_CODES: dict[End, int] = {"closed": 1000, "idle": 1001, "ending": 1012}
 """Close codes of RFC 6455 and its registry: normal closure, going away, service restart."""
 
+CUT_OFF_S = 1.0
+"""How long it may take, at the end of a shutdown, to tell clients that they are cut off."""
+
 
 async def encoded(message: str) -> bytes:
     """`message` in UTF-8; lets the event loop run if it is long."""
@@ -92,8 +95,11 @@ class WebSocketSession(ABC):
     async def on_done(self, task: asyncio.Task[Any]) -> None:
         """Remove `task`, which is done, from `speaking`. Raises the connection's error if it ended with one."""
 
-    async def on_close(self, end: End) -> None:  # noqa: B027
-        """Send a farewell before the close. Does nothing unless overridden."""
+    async def on_close(self, end: End, error: SonoroError | None) -> None:
+        """Send a farewell before the close, of which there is none unless overridden; and before it the `error`, if
+        any, that cuts off what is being spoken."""
+        if error is not None:
+            await self.refuse(error)
 
     async def run(self) -> None:
         """Accept the connection and serve it to its end, or raise `NotReady` or `TooManyRequests`."""
@@ -124,10 +130,17 @@ class WebSocketSession(ABC):
         try:
             await self.on_open()
             end = await self._exchange()
-            await (self._successor or self).on_close(end)
+            await (self._successor or self).on_close(end, None)
             await self._socket.close(_CLOSE_CODES[end])
         except (WebSocketDisconnect, SlowReader):
             pass
+        except asyncio.CancelledError:  # at the end of a shutdown
+            session = self._successor or self
+            with contextlib.suppress(WebSocketDisconnect, SlowReader, TimeoutError, asyncio.CancelledError):
+                async with asyncio.timeout(CUT_OFF_S):
+                    await cancel_tasks(*session.speaking)
+                    await session.on_close("ending", NotReady("the server is shutting down"))
+                    await self._socket.close(_CLOSE_CODES["ending"])
         finally:
             await cancel_tasks(*self.speaking)
             self.release()

@@ -199,3 +199,23 @@ def test_at_shutdown_an_answer_that_has_not_begun_says_so(path: str, caplog: pyt
 
     run(ask())
     assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_at_shutdown_a_socket_whose_text_does_not_end_says_so(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    settings = dataclasses.replace(SETTINGS, shutdown_timeout_s=0.1)
+    path, before, *_ = DIALECTS[name]
+
+    async def ask() -> None:
+        async with serving("live", settings) as server, socket(server, path) as client:
+            await client.say(*before)
+            await until(lambda: server.has("sonoro_requests_in_flight", 1))
+            server.process.should_exit = True
+            failed = [one for one in await client.hear_until() if not isinstance(one, bytes)][-1]
+            assert "the server is shutting down" in json.dumps(failed)
+            assert (failed.get("context_id") or failed.get("contextId")) == before[0].get("context_id")
+            assert failed.get("done", True)
+            assert client.closed == 1012
+
+    run(ask())
+    assert "Traceback" not in caplog.text

@@ -183,5 +183,7 @@ class OmniSession(OtherSession):
     async def refuse(self, error: SonoroError, request_id: str | None = None) -> None:
         await super().send_event("error", message=str(error))
 
-    async def on_close(self, end: End) -> None:
-        """Send nothing: the protocol has no event for it."""
+    async def on_close(self, end: End, error: SonoroError | None) -> None:
+        """Send no farewell: the protocol has no event for it."""
+        if error is not None:
+            await self.refuse(error)

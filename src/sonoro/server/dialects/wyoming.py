@@ -24,7 +24,7 @@ from sonoro.core.errors import ConfigError, InvalidRequest, SonoroError
 from sonoro.core.types import AudioChunk, Finished
 from sonoro.core.version import VERSION, extra
 from sonoro.server.dialects.shared import Message, language_of, languages_of
-from sonoro.server.errors import NotReady, refusal
+from sonoro.server.errors import refusal
 from sonoro.server.keys import Caller
 from sonoro.server.listening import listen
 from sonoro.server.schemas import parse
@@ -130,10 +130,6 @@ async def _converse(service: Service, carrier: _Carrier) -> None:
         service.metrics.count_refusal(refusal(error), "wyoming", WyomingSession.dialect)
         with contextlib.suppress(OSError):
             await carrier.write(_failed(error))
-    except asyncio.CancelledError:  # at the end of a shutdown
-        with contextlib.suppress(OSError):
-            await carrier.write(_failed(NotReady("the server is shutting down")))
-        raise
     finally:
         await carrier.close()
 
@@ -253,8 +249,10 @@ class WyomingSession(LiveSession):
     async def on_open(self) -> None:
         """Send nothing: the client begins."""
 
-    async def on_close(self, end: End) -> None:
-        """Send nothing: the protocol has no event for it."""
+    async def on_close(self, end: End, error: SonoroError | None) -> None:
+        """Send no farewell: the protocol has no event for it."""
+        if error is not None:
+            await self.refuse(error)
 
     async def handle(self, message: str) -> None:
         said = parse(_Event, message.encode())
