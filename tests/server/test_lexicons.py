@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from servers import SETTINGS, Server, check_error, serving
+from servers import FRONTS, SETTINGS, Server, check_error, serving
 from sessions import audio_of, session, socket
 from sine_engines import nothing_left, run, until
 
@@ -243,6 +243,34 @@ def test_elevenlabs_dictionaries_are_lexicons() -> None:
                 unknown = body["pronunciation_dictionary_locators"]
                 await client.say({"text": " ", "pronunciation_dictionary_locators": unknown})
                 assert "unknown" in (await client.hear_until())[-1]["message"]
+
+    run(ask())
+
+
+def test_no_change_of_a_dictionary_is_lost_to_another_at_the_same_time(tmp_path: Path) -> None:
+    """Of rules, and of its name."""
+    settings = dataclasses.replace(SETTINGS, lexicons_folder=str(tmp_path))
+
+    def rule(text: str) -> dict[str, str]:
+        return {"type": "alias", "string_to_replace": text, "alias": "x"}
+
+    async def ask() -> None:
+        if FRONTS:
+            pytest.skip("a front may change what another has just changed")
+        async with serving("shown", settings) as server:
+            old, new = [f"OLD{number}" for number in range(4)], [f"NEW{number}" for number in range(4)]
+            body = {"name": "a", "rules": [rule(text) for text in old]}
+            made = (await server.http.post(f"{DICTIONARIES}/add-from-rules", json=body)).json()
+            path = f"{DICTIONARIES}/{made['id']}"
+            answers = await asyncio.gather(
+                *(server.http.post(f"{path}/add-rules", json={"rules": [rule(text)]}) for text in new),
+                *(server.http.post(f"{path}/remove-rules", json={"rule_strings": [text]}) for text in old[1:]),
+                server.http.patch(path, json={"name": "b"}),
+            )
+            assert {answer.status_code for answer in answers} == {200}
+            found = (await server.http.get(path)).json()
+            assert {one["string_to_replace"] for one in found["rules"]} == {old[0], *new}
+            assert found["name"] == "b"
 
     run(ask())
 

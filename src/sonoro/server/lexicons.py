@@ -9,7 +9,7 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,7 +130,9 @@ class LexiconStore:
                 known = {file: one for one in self._stored.values() for file in one.files.values()}
                 for file, one in known.items():
                     if file not in there:
-                        self._forget(one, file)
+                        one.drop(next(version for version, its in one.files.items() if its == file))
+                        if not one.versions:
+                            del self._stored[one.id]
                 for file in sorted(there.keys() - known.keys() - self._passed_over):
                     await self._load(file)
             except OSError as error:
@@ -156,45 +158,44 @@ class LexiconStore:
         return found[-1]
 
     async def put(
-        self,
-        caller: Caller,
-        lexicon: Lexicon,
-        name: str,
-        *,
-        description: str = "",
-        into: StoredLexicon | None = None,
-        by_name: bool = False,
+        self, caller: Caller, lexicon: Lexicon, name: str, *, description: str = "", by_name: bool = False
     ) -> StoredLexicon:
-        """Store `lexicon` as a new one of that name, or as the newest version of `into`, which gets the name; `by_name`
-        into the caller's own of that name, if there is one. Raises `InvalidRequest`, `TooManyLexicons`, and
-        `EngineError` if it cannot be stored."""
+        """Store `lexicon` as a new one of that name; `by_name` as the newest version of the caller's own of that name,
+        if there is one. Raises `InvalidRequest`, `TooManyLexicons`, and `EngineError` if it cannot be stored."""
+        async with self._lock:
+            owner, known = caller.owner, self._stored.values() if by_name else ()
+            named = [one for one in known if (one.owner, one.name) == (owner, name)]
+            into = max(named, key=lambda one: one.created_s, default=None)
+            one = into or StoredLexicon(_new_id(self._stored, owner, name if by_name else None), name, owner)
+            return await self._put(one, lexicon, name, description)
+
+    async def change(
+        self, caller: Caller, id: str, edit: Callable[[Lexicon], Lexicon], name: str | None = None
+    ) -> StoredLexicon:
+        """Store what `edit`, called in a thread, makes of the newest version of one's own lexicon, which gets the
+        `name` if given. No other change of this process comes between. Raises as `own` and `put`."""
+        async with self._lock:
+            one = self.own(caller, id)
+            return await self._put(one, await self._in_thread(edit, one.newest), name or one.name)
+
+    async def _put(self, one: StoredLexicon, lexicon: Lexicon, name: str, description: str = "") -> StoredLexicon:
+        """Store `lexicon` as the newest version of `one`, which gets the name; call it under the lock."""
         if not name.strip() or len(name) > MAX_NAME or "/" in name:
             raise InvalidRequest("name", name, f"it must have 1 to {MAX_NAME} characters, without a slash")
-        async with self._lock:
-            owner = caller.owner if into is None else into.owner
-            mine = [one for one in self._stored.values() if one.owner == owner]
-            if by_name:
-                named = [one for one in mine if one.name == name]
-                into = max(named, key=lambda one: one.created_s, default=None)
-            held = sum(len(each.rules) for one in mine for each in one.versions.values())
-            known = into is not None and lexicon.version in into.versions
-            if (into is None and len(mine) >= MAX_OF_KEY) or held + len(lexicon.rules) * (not known) > self._share:
-                raise TooManyLexicons(f"a key may hold {MAX_OF_KEY} lexicons and {self._share} rules; delete one first")
-            one = into or StoredLexicon(self._new_id(owner, name if by_name else None), name, owner)
-            file, description = one.next_file(), description or one.description
-            facts = one.id, name, owner, description, one.created_s
-            await self._write(file, _File(*facts, lexicon.is_recursive, list(lexicon.rules)))
-            one.name, one.description = name, description
-            self._stored[one.id] = one
-            for old in one.add(lexicon, file):
-                await self._remove(old)
-            self._changes.note()
+        mine = [each for each in self._stored.values() if each.owner == one.owner]
+        held = sum(len(version.rules) for each in mine for version in each.versions.values())
+        added = len(lexicon.rules) * (lexicon.version not in one.versions)
+        if (one not in mine and len(mine) >= MAX_OF_KEY) or held + added > self._share:
+            raise TooManyLexicons(f"a key may hold {MAX_OF_KEY} lexicons and {self._share} rules; delete one first")
+        file, description = one.next_file(), description or one.description
+        facts = one.id, name, one.owner, description, one.created_s
+        await self._write(file, _File(*facts, lexicon.is_recursive, list(lexicon.rules)))
+        one.name, one.description = name, description
+        self._stored[one.id] = one
+        for old in one.add(lexicon, file):
+            await self._remove(old)
+        self._changes.note()
         return one
-
-    def _new_id(self, owner: str, name: str | None) -> str:
-        """An id; the same for the same `name`, which several servers may register at a time."""
-        named = hashlib.sha256(json.dumps([owner, name]).encode()).hexdigest()[:20]
-        return uuid.uuid4().hex[:20] if name is None or named in self._stored else named
 
     def own(self, caller: Caller, name: str) -> StoredLexicon:
         """One's own lexicon with that id or name. Raises `UnknownLexicon`."""
@@ -303,11 +304,11 @@ class LexiconStore:
         if one.files.get(one.newest.version) == file:
             one.name, one.description = stored.name, stored.description
 
-    def _forget(self, one: StoredLexicon, file: str) -> None:
-        """Drop what was in a `file` that is gone."""
-        one.drop(next(version for version, known in one.files.items() if known == file))
-        if not one.versions:
-            del self._stored[one.id]
+
+def _new_id(taken: Container[str], owner: str, name: str | None) -> str:
+    """An id; the same for the same `name`, which several servers may register at a time."""
+    named = hashlib.sha256(json.dumps([owner, name]).encode()).hexdigest()[:20]
+    return uuid.uuid4().hex[:20] if name is None or named in taken else named
 
 
 def _of_server(path: str) -> Lexicon:

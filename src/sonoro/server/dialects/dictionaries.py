@@ -111,20 +111,21 @@ class _ElevenLabs:
         return JSONResponse({**_dictionary(stored), "rules": [_rule(rule) for rule in stored.newest.rules]})
 
     async def rename(self, request: Request) -> Response:
-        stored, body = self._own(request), parse(_Rules, await _body(self._dialect, request))
-        await self._store.put(request.state.caller, stored.newest, body.name or stored.name, into=stored)
-        return JSONResponse(_dictionary(stored))
+        id, body = self._own(request).id, parse(_Rules, await _body(self._dialect, request))
+        return JSONResponse(_dictionary(await self._store.change(request.state.caller, id, lambda old: old, body.name)))
 
     async def change(self, request: Request) -> Response:
-        stored, body = self._own(request), parse(_Rules, await _body(self._dialect, request))
+        id, body = self._own(request).id, parse(_Rules, await _body(self._dialect, request))
         how = request.url.path.rpartition("/")[2]
         given = [] if how == "remove-rules" else (await made(body.rules)).rules
         texts = {*body.rule_strings, *(rule.text for rule in given)}
-        kept = [] if how == "set-rules" else [rule for rule in stored.newest.rules if rule.text not in texts]
-        lexicon = await asyncio.to_thread(Lexicon, [*kept, *given], is_recursive=stored.newest.is_recursive)
-        await self._store.put(request.state.caller, lexicon, stored.name, into=stored)
-        facts = {"version_id": lexicon.version, "version_rules_num": len(lexicon.rules)}
-        return JSONResponse({"id": stored.id, **facts})
+
+        def edit(old: Lexicon) -> Lexicon:
+            kept = [] if how == "set-rules" else [rule for rule in old.rules if rule.text not in texts]
+            return Lexicon([*kept, *given], is_recursive=old.is_recursive)
+
+        newest = (await self._store.change(request.state.caller, id, edit)).newest
+        return JSONResponse({"id": id, "version_id": newest.version, "version_rules_num": len(newest.rules)})
 
     async def download(self, request: Request) -> Response:
         lexicon = self._store.find(request.state.caller, self._of(request).id, request.path_params["version"])
@@ -188,10 +189,10 @@ class _Cartesia:
         return JSONResponse(self._shown(self._of(request)))
 
     async def change(self, request: Request) -> Response:
-        stored, body = self._own(request), parse(_Items, await _body(self._dialect, request))
-        lexicon = stored.newest if body.items is None else await self._lexicon(body.items)
-        await self._store.put(request.state.caller, lexicon, body.name or stored.name, into=stored)
-        return JSONResponse(self._shown(stored))
+        id, body = self._own(request).id, parse(_Items, await _body(self._dialect, request))
+        new = None if body.items is None else await self._lexicon(body.items)
+        changed = await self._store.change(request.state.caller, id, lambda old: new or old, body.name)
+        return JSONResponse(self._shown(changed))
 
     async def delete(self, request: Request) -> Response:
         await self._store.delete(request.state.caller, self._own(request).id)
