@@ -17,10 +17,11 @@ from sine_engines import nothing_left, run, until
 
 from sonoro.core.errors import ConfigError
 from sonoro.server.config import ServerConfig
-from sonoro.server.quotas.counts import Quotas, Used
+from sonoro.server.quotas.counts import Quotas, Used, quota_columns
 from sonoro.server.quotas.limits import key_name, owner_of
 from sonoro.server.quotas.usage_file import UsageFile
 from sonoro.server.shared import Shared
+from sonoro.transport.table import Table
 
 __all__ = ["nothing_left"]
 
@@ -188,6 +189,36 @@ def test_the_day_goes_on_after_a_restart(tmp_path: Path) -> None:
     run(count())
 
 
+def test_what_is_counted_before_midnight_is_of_the_day_that_ends(tmp_path: Path) -> None:
+    """Though it is written after, with what the new day has already."""
+    path, one, midnight_s = str(tmp_path / "usage"), owner_of("one"), 20_000 * 86_400.0
+    now_s = midnight_s - 0.5
+
+    def opened_then() -> tuple[Quotas, UsageFile]:
+        quotas = Quotas(SETTINGS, Table(quota_columns(SETTINGS)), now_s=lambda: now_s)
+        return quotas, UsageFile(path, quotas)
+
+    def days() -> list[tuple[str, int, int]]:
+        written = sqlite3.connect(path)
+        rows = written.execute("SELECT day, requests, characters FROM usage ORDER BY day").fetchall()
+        written.close()
+        return rows
+
+    quotas, file = opened_then()
+    quotas.admit(one, 3, 0)
+    now_s += 1
+    quotas.append(one, 4)
+    run(file.close())
+    assert days() == [("2024-10-03", 1, 3), ("2024-10-04", 0, 4)]
+    quotas, file = opened_then()
+    assert quotas.used(one, "characters") == Used(4, 7)
+    now_s += 86_399
+    quotas.admit(one, 5, 0)
+    now_s += 1
+    run(file.close())
+    assert days() == [("2024-10-03", 1, 3), ("2024-10-04", 1, 9)]
+
+
 def test_servers_may_share_a_file(tmp_path: Path) -> None:
     """Each adds what it counts."""
     config = dataclasses.replace(SETTINGS, usage_file=str(tmp_path / "usage"))
@@ -209,7 +240,7 @@ def test_what_cannot_be_written_is_written_later(tmp_path: Path, caplog: pytest.
     with sqlite3.connect(config.usage_file) as other:
         other.execute("ALTER TABLE usage RENAME TO taken")
         other.commit()
-        file._write(quotas.totals())
+        file._write(quotas.all_used(), quotas.today)
         assert "usage_not_written" in caplog.text
         other.execute("ALTER TABLE taken RENAME TO usage")
     other.close()

@@ -138,14 +138,13 @@ class Quotas:
     def used(self, owner: str, kind: str) -> Used:
         """How many of `kind` the owner has used."""
         total, before = self._table.total(f"{kind}-{owner}"), f"{kind}_before-{owner}"
-        is_today = self._table.get("day", self._table.server) == self._today
+        is_today = self._table.get("day", self._table.server) == self.today
         return Used(max(0, total - self._table.get(before, self._table.server)) if is_today else 0, total)
 
-    def totals(self) -> dict[str, tuple[int, int]]:
-        """What each name has used in all: requests and characters."""
+    def all_used(self) -> dict[str, list[Used]]:
+        """What each name has used, by `KINDS`."""
         with self._table.lock():
-            used = {owner: [self.used(owner, kind).total for kind in KINDS] for owner in self.limits}
-        return {self.names[owner]: (requests, characters) for owner, (requests, characters) in used.items()}
+            return {self.names[owner]: [self.used(owner, kind) for kind in KINDS] for owner in self.limits}
 
     def restore(self, used: Mapping[str, Mapping[str, Used]]) -> None:
         """Go on from what names had used by kind before this start."""
@@ -181,7 +180,8 @@ class Quotas:
         return windows
 
     @property
-    def _today(self) -> int:
+    def today(self) -> int:
+        """The day, in UTC, as days since the first of January 1970."""
         return int(self._now_s() // DAY_S)
 
     @property
@@ -190,7 +190,7 @@ class Quotas:
 
     def _begin_day(self) -> None:
         """Note what was used before today, if the day has just begun."""
-        table, today = self._table, self._today
+        table, today = self._table, self.today
         if table.get("day", table.server) != today:
             table.set("day", today, table.server)
             for owner in self.limits:

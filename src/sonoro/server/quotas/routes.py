@@ -48,10 +48,10 @@ class UsageCollector(Collector):
         self._quotas = quotas
 
     def collect(self) -> Iterator[Metric]:
-        totals = self._quotas.totals()
+        all_used = self._quotas.all_used()
         helps = "requests that were spoken, by key", "characters of their texts"
         for at, (kind, help) in enumerate(zip(KINDS, helps, strict=True)):
             family = CounterMetricFamily(f"sonoro_key_{kind}", help, labels=["key"])
-            for name, used in totals.items():
-                family.add_metric([name], used[at])
+            for name, used in all_used.items():
+                family.add_metric([name], used[at].total)
             yield family

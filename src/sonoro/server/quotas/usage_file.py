@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from sonoro.core.errors import ConfigError
 from sonoro.server.config import ServerConfig
-from sonoro.server.quotas.counts import KINDS, Quotas, Used
+from sonoro.server.quotas.counts import DAY_S, KINDS, Quotas, Used
 from sonoro.transport.process import cancel_tasks
 
 logger = logging.getLogger(__name__)
@@ -34,11 +34,11 @@ class UsageFile:
             self._file = sqlite3.connect(path, check_same_thread=False)
             with self._file:
                 self._file.execute(_TABLE)
-            rows = self._file.execute(_READ, [_day()] * len(KINDS)).fetchall()
+            rows = self._file.execute(_READ, [_date(quotas.today)] * len(KINDS)).fetchall()
         except sqlite3.Error as error:
             self._refuse(error)
         quotas.restore({key: {"requests": Used(*used[:2]), "characters": Used(*used[2:])} for key, *used in rows})
-        self._written = quotas.totals()
+        self._written = quotas.all_used()
 
     @classmethod
     def of(cls, config: ServerConfig, quotas: Quotas | None) -> "UsageFile | None":
@@ -57,7 +57,7 @@ class UsageFile:
         while True:
             await asyncio.sleep(WRITE_S)
             # To its end, or `close` would write the same again.
-            writing = asyncio.create_task(asyncio.to_thread(self._write, self._quotas.totals()))
+            writing = asyncio.create_task(asyncio.to_thread(self._write, self._quotas.all_used(), self._quotas.today))
             try:
                 await asyncio.shield(writing)
             except asyncio.CancelledError:
@@ -68,16 +68,18 @@ class UsageFile:
         """Write the rest."""
         if self._keeping is not None:
             await cancel_tasks(self._keeping)
-        await asyncio.to_thread(self._write, self._quotas.totals())
+        await asyncio.to_thread(self._write, self._quotas.all_used(), self._quotas.today)
         self._file.close()
 
-    def _write(self, totals: dict[str, tuple[int, int]]) -> None:
-        """Add what the totals have more than those written before. What cannot be written stays for the next time."""
+    def _write(self, used: dict[str, list[Used]], day: int) -> None:
+        """Add what was `used` by that `day` and is not written yet: to the day what is of it, and the rest to the day
+        before, which has just ended. What cannot be written stays for the next time."""
         added = []
-        for name, (requests, characters) in totals.items():
-            old_requests, old_characters = self._written[name]
-            if (requests, characters) != (old_requests, old_characters):
-                added.append((name, _day(), requests - old_requests, characters - old_characters))
+        for name, counts in used.items():
+            new = [count.total - before.total for count, before in zip(counts, self._written[name], strict=True)]
+            of_day = [min(each, count.today) for each, count in zip(new, counts, strict=True)]
+            of_before = [each - own for each, own in zip(new, of_day, strict=True)]
+            added += [(name, _date(at), *each) for at, each in ((day, of_day), (day - 1, of_before)) if any(each)]
         if not added:
             return
         try:
@@ -86,8 +88,8 @@ class UsageFile:
         except sqlite3.Error as error:
             logger.error("event=usage_not_written file=%r reason=%r", self._path, str(error))
         else:
-            self._written = totals
+            self._written = used
 
 
-def _day() -> str:
-    return time.strftime("%Y-%m-%d", time.gmtime())
+def _date(day: int) -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime(day * DAY_S))
