@@ -207,6 +207,35 @@ def test_servers_that_write_at_once_come_to_the_same_versions(tmp_path: Path) ->
     run(write())
 
 
+def test_a_copy_in_the_folder_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is neither deleted nor taken for the newest version."""
+    settings = dataclasses.replace(SETTINGS, lexicons_folder=str(tmp_path))
+
+    async def open_store() -> LexiconStore:
+        store = LexiconStore(settings, 1)
+        await store.open()
+        return store
+
+    async def copy() -> None:
+        store = await open_store()
+        await store.put(UNKEYED, lexicon_of({"SQL": "sequel"}), "words", by_name=True)
+        [file] = tmp_path.iterdir()
+        copies = [tmp_path / f"copy of {file.name}", tmp_path / "zz.json", tmp_path / f"zz{file.name}"]
+        for path in copies:
+            path.write_bytes(file.read_bytes())
+        for number in range(2):
+            store.close()
+            store = await open_store()
+            last = await store.put(UNKEYED, lexicon_of({"SQL": str(number)}), "words", by_name=True)
+            assert last.newest.rules[0].alias == str(number)
+            assert len(last.versions) == number + 2
+        assert all(path.exists() for path in (file, *copies))
+        assert caplog.text.count("lexicon_passed_over") == 2 * len(copies)
+        store.close()
+
+    run(copy())
+
+
 def test_elevenlabs_dictionaries_are_lexicons() -> None:
     async def ask() -> None:
         async with serving("shown") as server:

@@ -7,6 +7,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import re
 import time
 import uuid
 from collections.abc import Callable, Container, Sequence
@@ -293,6 +294,8 @@ class LexiconStore:
         try:
             stored = await self._in_thread(lambda: msgspec.json.decode(self._files.read(file), type=_File))
             lexicon = await self._in_thread(lambda: Lexicon(stored.rules, is_recursive=stored.is_recursive))
+            if not re.fullmatch(rf"{re.escape(stored.id)}-[0-9]{{20}}{_SUFFIX}", file):
+                raise ValueError(f"a version of this lexicon is in a file {stored.id}-NUMBER{_SUFFIX}, of 20 digits")
         except (NotAVoice, ValueError, InvalidRequest) as error:
             self._passed_over.add(file)
             logger.warning("event=lexicon_passed_over file=%r reason=%r", file, str(error))
