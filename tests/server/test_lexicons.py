@@ -2,6 +2,8 @@
 
 import asyncio
 import dataclasses
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +236,27 @@ def test_a_copy_in_the_folder_is_passed_over(tmp_path: Path, caplog: pytest.LogC
         store.close()
 
     run(copy())
+
+
+def test_a_lexicon_that_cannot_be_written_is_told_by_a_code_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def ask() -> None:
+        async with serving("shown", dataclasses.replace(SETTINGS, lexicons_folder=str(tmp_path))) as server:
+            body = {"name": "words", "rules": {"SQL": "sequel"}}
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "fsync", is_full)
+                answer = await server.http.post(LEXICONS, json=body)
+            check_error(answer, 507)
+            assert answer.json()["error"]["code"] == "storage"
+            assert "No space left on device" in answer.json()["error"]["message"]
+            assert (await server.http.get(LEXICONS)).json()["lexicons"] == []
+            assert (await server.http.post(LEXICONS, json=body)).status_code == 200
+
+    run(ask())
 
 
 def test_elevenlabs_dictionaries_are_lexicons() -> None:

@@ -27,6 +27,7 @@ from sonoro.core.errors import ConfigError, EngineError, InvalidRequest, Unknown
 from sonoro.core.types import Reference
 from sonoro.engine.voice_encoder import dump, parse
 from sonoro.models.base import SavedVoice
+from sonoro.server.errors import NotStored, refusal
 from sonoro.server.voice_store import VoiceStore
 from sonoro.transport.encoded_voice import FORMAT, EncodedVoice, VoiceFacts, with_facts
 from sonoro.transport.table import Changes, Table
@@ -367,8 +368,9 @@ def test_a_voice_that_cannot_be_written_is_not_registered(
     with monkeypatch.context() as patch:
         for call in calls:
             patch.setattr(os, call, is_full)
-        with pytest.raises(EngineError, match="the voice 'anna' could not be stored: No space left on device"):
+        with pytest.raises(NotStored, match="the voice 'anna' could not be stored: No space left on device") as told:
             wait(add(store))
+    assert (refusal(told.value).status, told.value.code) == (507, "storage")
     assert store.voices == ()
     assert list(tmp_path.iterdir()) == []
     wait(add(store))

@@ -90,6 +90,10 @@ class TooManyLexicons(Refused, code="too_many_lexicons", status=507):
     """A key has as many lexicons, or rules, as it may hold."""
 
 
+class NotStored(Refused, code="storage", status=507):
+    """A voice or lexicon could not be written: no space is left, say, or the folder does not allow it."""
+
+
 class NotReady(Refused, code="not_ready", status=503):
     """No engine runs yet, or none any more."""
 

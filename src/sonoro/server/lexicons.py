@@ -21,7 +21,7 @@ from pydantic import JsonValue
 
 from sonoro.core.errors import ConfigError, EngineError, InvalidRequest
 from sonoro.server.config import ServerConfig
-from sonoro.server.errors import NotReady, TooManyLexicons, UnknownLexicon
+from sonoro.server.errors import NotReady, NotStored, TooManyLexicons, UnknownLexicon
 from sonoro.server.keys import ANONYMOUS, Caller
 from sonoro.server.shared import Shared
 from sonoro.server.voice_files import MAX_VOICE_BYTES, Files, Memory, NotAVoice, open_files
@@ -162,7 +162,7 @@ class LexiconStore:
         self, caller: Caller, lexicon: Lexicon, name: str, *, description: str = "", by_name: bool = False
     ) -> StoredLexicon:
         """Store `lexicon` as a new one of that name; `by_name` as the newest version of the caller's own of that name,
-        if there is one. Raises `InvalidRequest`, `TooManyLexicons`, and `EngineError` if it cannot be stored."""
+        if there is one. Raises `InvalidRequest`, `TooManyLexicons` and `NotStored`."""
         async with self._lock:
             owner, known = caller.owner, self._stored.values() if by_name else ()
             named = [one for one in known if (one.owner, one.name) == (owner, name)]
@@ -280,7 +280,7 @@ class LexiconStore:
             try:
                 await self._in_thread(self._files.create, file, data)
             except OSError as error:
-                raise EngineError(f"the lexicon could not be stored: {error.strerror or error}") from error
+                raise NotStored(f"the lexicon could not be stored: {error.strerror or error}") from error
 
     async def _remove(self, file: str) -> None:
         if self._location:

@@ -16,6 +16,7 @@ import msgspec
 
 from sonoro.core.errors import EngineError, InvalidRequest, UnknownVoice, VoiceExists
 from sonoro.core.types import Reference
+from sonoro.server.errors import NotStored
 from sonoro.server.voice_files import Files, Memory, NotAVoice, open_files
 from sonoro.transport.encoded_voice import EncodedVoice, VoiceFacts, read_facts, voice_id, with_facts
 from sonoro.transport.table import Changes
@@ -69,8 +70,8 @@ class VoiceStore:
         encode: Callable[[tuple[Reference, ...]], Awaitable[EncodedVoice]],
     ) -> VoiceFacts:
         """Encode `references` by `encode` and store the voice by the id `name`. Cancelling the call does not stop it.
-        Raises `InvalidRequest` for an invalid name or at `max_voices`, `VoiceExists`, `EngineError` if the voice cannot
-        be stored, and what `encode` raises."""
+        Raises `InvalidRequest` for an invalid name or at `max_voices`, `VoiceExists`, `NotStored`, and what
+        `encode` raises."""
         name = voice_id(name)
         if name in self._voices or name in self._adding:
             raise VoiceExists("name", name, "a voice of that name is registered; delete it first")
@@ -161,7 +162,7 @@ class VoiceStore:
             limit = f"the folder of voices holds {file}, of another model or registered just now"
             raise VoiceExists("name", facts.called, limit) from error
         except OSError as error:
-            raise EngineError(f"the voice {facts.called!r} could not be stored: {error.strerror or error}") from error
+            raise NotStored(f"the voice {facts.called!r} could not be stored: {error.strerror or error}") from error
         self._publish({**self._voices, facts.name: facts})
 
     def _delete(self, name: str) -> None:
