@@ -104,13 +104,15 @@ def test_what_cannot_be_spoken_is_refused_by_name_and_harms_nobody() -> None:
     async def ask() -> None:
         async with launch() as client:
             steady = asyncio.create_task(gather(client.stream(request("steady"))))
+            speaking = await client.open(request("speaking", "", is_live=True))
+            spoken = asyncio.create_task(gather(speaking))
             for bad, kind, field in (
                 (request("a", voice="nobody"), UnknownVoice, "voice"),
                 (request("b", "It is unspeakable."), InvalidRequest, "text"),
                 (request("c", max_frames=5000), InvalidRequest, "max_frames"),
                 (request("d", options={"strength": [1]}), InvalidRequest, "strength"),
                 (request("e", ignore_eos="yes"), InvalidRequest, "request"),
-                (request("steady"), InvalidRequest, "id"),
+                (request("speaking"), InvalidRequest, "id"),
             ):
                 with pytest.raises(kind) as refusal:
                     await gather(client.stream(bad))
@@ -120,6 +122,9 @@ def test_what_cannot_be_spoken_is_refused_by_name_and_harms_nobody() -> None:
                 await gather(client.stream(request("f", "An explosive one.")))
             pcm, _ = await steady
             assert pcm == alone(request("steady"))
+            speaking.append_text(LONG)
+            speaking.end_text()
+            assert (await spoken)[0]
             assert client.restarts == 0
 
     run(ask())
